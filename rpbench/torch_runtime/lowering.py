@@ -1,9 +1,8 @@
 """Lowering: the rows of a table with every message in its place, as torch's runtime runs them.
 
 torch's own lowering takes one rank for each stage; ours also takes two copies that go opposite ways (`Chains`).
-Messages carry no name there: between two ranks only their order says which is which, and on one communicator both
-directions stand in one queue. So after lowering each pair of ranks must see all of its messages, of both directions, in
-one order.
+torch's messages carry no names: between two ranks only their order tells them apart, and on one communicator both
+directions share a queue. So each pair of ranks must have one order of all its messages, both ways.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
 from rpbench.passes.lower import lower_communication
 from rpbench.torch_runtime.communication.settings import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.communication.tokens import read_token
-from rpbench.torch_runtime.formats.tables import Chains, find_chains, make_table, splits_backward
+from rpbench.torch_runtime.formats.tables import Chains, find_chains, make_table
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,12 @@ class Lowered:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of a chain, which torch takes for all there are."""
+        """Microbatches of one chain: to torch these are all."""
         return len(self.chains.microbatches[0])
 
     @property
     def splits_backward(self) -> bool:
-        return splits_backward(self.table)
+        return any(part.kind is Kind.I for _, _, row in self.table.items() for each in row for part in parts_of(each))
 
     def row(self, rank: int) -> Row:
         """Every action of a rank, messages included."""
@@ -70,7 +69,7 @@ class Lowered:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the table and its cut: equal on all ranks, or they would wait for each other for good."""
+        """A hash of the table and its cut, which must be equal on all ranks."""
         return hashlib.sha256((to_text(self.table) + to_text(self.schedule)).encode()).hexdigest()
 
 

@@ -126,7 +126,7 @@ Operations = dict[tuple[int, object], list[list[End]]]  # queue of a rank -> end
 
 
 def _operations(table: Table, messages: tuple[Message, ...], of: dict[End, int], queues: Queues) -> Operations:
-    """The operations in each queue of each rank; ends that follow each other in its row are one."""
+    """The operations in each queue of each rank; ends that follow each other in a row are one operation."""
     found: Operations = {}
     for end, _ in _ends(table):
         standing = found.setdefault((end.rank, _queue(messages[of[end]], queues)), [])
@@ -144,7 +144,7 @@ def _queue(message: Message, queues: Queues) -> object:
 
 
 def _parted(table: Table, together: list[End], *, grouped: bool) -> list[list[End]]:
-    """torch makes one operation of sends and receives that it is given together, not of sends or receives alone."""
+    """Operations of adjacent ends: torch groups sends and receives, but not sends alone or receives alone."""
     mixed = len({token_at(table, end).kind in SENDS for end in together}) > 1
     return [together] if grouped and mixed else [[end] for end in together]
 
@@ -165,7 +165,7 @@ def find_faults(table: Table) -> Faults:
 
 
 def needed(table: Table, rank: int, token: Token) -> Token | None:
-    """The receive that a computation waits for; None where its input is made by its own rank, or comes from nowhere."""
+    """The receive that a computation waits for; None where it takes no input, or one that its own rank makes."""
     source = table.feeder(token)
     if source is None or table.rank_of[source] == rank:
         return None
@@ -173,7 +173,7 @@ def needed(table: Table, rank: int, token: Token) -> Token | None:
 
 
 def _fault(table: Table, rank: int, token: Token, passed: set[Token]) -> str:
-    """Why the runtime raises at a plain action behind those it has `passed`, or an empty text; it joins them."""
+    """Why the runtime raises at a plain action after those in `passed`, to which it is added; "" if it does not."""
     if token.kind in SENDS:
         makes = ("F",) if token.kind == "SEND_F" else BACKWARD
         if not any(token._replace(kind=kind) in passed for kind in makes):
@@ -199,7 +199,7 @@ NEVER = None
 
 @dataclass(frozen=True)
 class Durations:
-    """Times of computations on a rank, an overlapped pair being one, of a message, and of what ranks share."""
+    """Times of computations on a rank (of an overlapped pair as one), of a message, and of gathers and reductions."""
 
     compute: Callable[[int, Token], float] = lambda rank, token: 1.0
     hop: float = 0.0
@@ -290,7 +290,7 @@ class _Run:
         return [number for receive in receives if receive is not None for number in self._operation[rank][receive]]
 
     def _all_here(self, rank: int, numbers: list[int]) -> bool:
-        """Whether these have passed; the rank's clock goes on to the last of them."""
+        """Whether all these messages have passed; the rank's clock advances to the last of them."""
         state = self.state
         for number in numbers:
             done = state.done[number]
@@ -379,7 +379,7 @@ def find_levels(
 
 
 def _ended(part: Token, sends: set[Token], *, waits: bool) -> set[Token]:
-    """The send that an action shows to have ended, or waits for."""
+    """The send that an action waits for, or that must have ended before it."""
     if part.kind in WAITS:
         return sends & {part._replace(kind=WAITS[part.kind])}
     if part.kind in BACKWARD and not waits:

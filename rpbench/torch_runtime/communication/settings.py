@@ -9,8 +9,8 @@
 Source: torch 2.15, `_PipelineScheduleRuntime._prepare_schedule_with_comms` and the passes it calls, whose rows these
 are, action for action (a test compares them where torch has them).
 
-Before a send that would be one too many, one of those under way is waited for: the oldest whose receive must have been
-handed over by then, or else the oldest for which waiting there closes no circle.
+Before a send that would be one too many, a rank waits for one under way: the oldest whose receive must have been handed
+over by then, or else the oldest for which waiting there closes no cycle.
 
 Source: torch 2.15, `_add_wait_send_budget`.
 """
@@ -27,7 +27,10 @@ Place = tuple[int, int]  # rank, number among its actions that are no waits
 
 
 def with_send_budget(table: Table, most: int) -> Table:
-    """A table that waits for every send, with its waits moved; raises ScheduleError if a rank cannot keep to it."""
+    """A table with at most so many sends under way on a rank; ScheduleError where a rank cannot keep to that.
+
+    The table waits for every send already; the waits are moved.
+    """
     order = _Order(table)
     rows = tuple(tuple(_row(order, rank, row, most)) for rank, row in enumerate(table.rows))
     return Table(rows, table.chain_length)
@@ -61,7 +64,7 @@ def _row(order: "_Order", rank: int, row: Iterable[Token], most: int) -> Iterato
 
 
 class _Order:
-    """What must come before what: rows, messages, and the waits where they stand now."""
+    """The order of actions that follows from rows, messages, and the waits where they stand now."""
 
     def __init__(self, table: Table) -> None:
         kept = [[token for token in row if token.kind not in WAITS] for row in table.rows]
@@ -79,7 +82,7 @@ class _Order:
                     number += 1
 
     def choose(self, sends: Iterable[Token], place: Place) -> Token | None:
-        """The send to wait for before a place; None where none can be."""
+        """The send to wait for before a place; None where each wait would be for good."""
         safe = [send for send in sends if not self._leads(place, self._received[send], without=send)]
         sure = (send for send in safe if self._leads(self._received[send], place, without=send))
         return next(sure, safe[0] if safe else None)
@@ -88,7 +91,7 @@ class _Order:
         self._waited[send] = place
 
     def _leads(self, start: Place, goal: Place, *, without: Token) -> bool:
-        """Whether one action comes before another, or is it, whatever the wait of a send adds."""
+        """Whether one action comes before another or is it, with the wait for one send left out."""
         after: dict[Place, list[Place]] = {}
         for send, place in self._waited.items():
             if send != without:
@@ -132,12 +135,9 @@ def with_reduction_waits(row: Sequence[Token]) -> list[Token]:
     ]
 
 
-RowOfTokens = list[Token]
-
-
 @dataclass(frozen=True)
 class Settings:
-    """The five settings; as they are, torch's own. Raises ValueError for a value that torch refuses."""
+    """The five settings with torch's defaults; ValueError for a value that torch refuses."""
 
     max_active_stages: int = 3
     unshard_lookahead: str | tuple[int, ...] = "full"
@@ -160,7 +160,7 @@ class Settings:
             )
 
     def lookahead(self, num_ranks: int) -> tuple[int, ...]:
-        """Stages each rank gathers ahead; ValueError unless one a rank, from 1 to the most at a time."""
+        """Stages that each rank gathers ahead; ValueError if they do not fit the ranks or the most at a time."""
         if self.unshard_lookahead == "full":
             return (self.max_active_stages,) * num_ranks
         if self.unshard_lookahead == "auto":
@@ -203,7 +203,7 @@ def lower_as_torch(table: Table, settings: Settings) -> Table:
 
 
 def _next_stages(row: Sequence[Token], start: int, count: int) -> list[int]:
-    """The next stages that a row computes, in order; an overlapped pair is not parted."""
+    """The next stages that a row computes, in order; an overlapped pair stays together."""
     found: list[int] = []
     for token in row[start:]:
         found += [part.stage for part in dict.fromkeys(token._replace(kind="") for token in token.parts)]
@@ -213,9 +213,9 @@ def _next_stages(row: Sequence[Token], start: int, count: int) -> list[int]:
     return found
 
 
-def _with_gathers(row: Sequence[Token], most: int, lookahead: int) -> RowOfTokens:
-    """UNSHARD before a stage comes into sight, RESHARD once it is out of it."""
-    found: RowOfTokens = []
+def _with_gathers(row: Sequence[Token], most: int, lookahead: int) -> list[Token]:
+    """UNSHARD of a stage as soon as it is among the next stages, RESHARD once it is not."""
+    found: list[Token] = []
     gathered: list[int] = []
     for place, token in enumerate(row):
         if len({part.stage for part in token.parts}) > most:
@@ -229,11 +229,11 @@ def _with_gathers(row: Sequence[Token], most: int, lookahead: int) -> RowOfToken
     return found + [Token(stage, "RESHARD") for stage in gathered]
 
 
-def _with_reductions(row: Sequence[Token], count: int, *, deferred: bool) -> RowOfTokens:
+def _with_reductions(row: Sequence[Token], count: int, *, deferred: bool) -> list[Token]:
     """REDUCE_GRAD after a stage's last weight gradient, and its wait."""
-    found: RowOfTokens = []
+    found: list[Token] = []
     made: dict[int, int] = {}
-    pending: RowOfTokens = []
+    pending: list[Token] = []
     for token in row:
         found.append(token)
         for part in token.parts:
@@ -248,10 +248,10 @@ def _with_reductions(row: Sequence[Token], count: int, *, deferred: bool) -> Row
 # --- messages ------------------------------------------------------------------------------------------------------
 
 
-def _with_messages(table: Table) -> list[RowOfTokens]:
-    """Ranks in turn do an action each if they can; who computes what another needs puts the message into both rows."""
+def _with_messages(table: Table) -> list[list[Token]]:
+    """Ranks take turns to run one action; a rank that computes another's input writes the message into both rows."""
     left = [deque(row) for row in table.rows]
-    found: list[RowOfTokens] = [[] for _ in left]
+    found: list[list[Token]] = [[] for _ in left]
     done: list[set[Token]] = [set() for _ in left]
     while any(left):
         moved = False
@@ -268,14 +268,14 @@ def _with_messages(table: Table) -> list[RowOfTokens]:
 
 
 def _ready(table: Table, token: Token, done: set[Token]) -> bool:
-    """Whether a rank has what a computation needs: received, or made by itself."""
+    """Whether a rank has received or computed what a computation needs."""
     forward, source = token.kind == "F", table.feeder(token)
     if source is None or token._replace(kind="RECV_F" if forward else "RECV_B") in done:
         return True
     return any(Token(source, kind, token.microbatch) in done for kind in ("F" if forward else BACKWARD))
 
 
-def _do(table: Table, rank: int, token: Token, found: list[RowOfTokens], done: list[set[Token]]) -> None:
+def _do(table: Table, rank: int, token: Token, found: list[list[Token]], done: list[set[Token]]) -> None:
     found[rank].append(token)
     for part in token.parts:
         done[rank].add(part)
@@ -289,7 +289,7 @@ def _do(table: Table, rank: int, token: Token, found: list[RowOfTokens], done: l
 
 
 def _send_of(table: Table, part: Token) -> Token | None:
-    """The send of what a computation makes; None where it stays on the rank, or goes nowhere."""
+    """The send of a computation's output; None where it stays on the rank or has no taker."""
     if part.kind == "F":
         target, kind = table.behind(part.stage), "SEND_F"
     elif part.kind in BACKWARD:
@@ -301,9 +301,9 @@ def _send_of(table: Table, part: Token) -> Token | None:
     return part._replace(kind=kind)
 
 
-def _with_late_receives(table: Table, rank: int, row: Sequence[Token]) -> RowOfTokens:
+def _with_late_receives(table: Table, rank: int, row: Sequence[Token]) -> list[Token]:
     """Receives right before their computations; the lower rank of a pair still receives before it sends."""
-    found: RowOfTokens = []
+    found: list[Token] = []
     late: dict[Token, None] = {}
     for token in row:
         if token.kind in SENDS.values():

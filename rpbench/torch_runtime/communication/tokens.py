@@ -27,7 +27,7 @@ _OVERLAP = re.compile(r"\(([^()]+)\)OVERLAP_F_B")
 
 
 class Token(NamedTuple):
-    """An action of a lowered row; `members` are those of an overlapped pair, whose own stage is the first one's."""
+    """An action of a lowered row. An overlapped pair has two `members`, and the stage of the first."""
 
     stage: int
     kind: str
@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
     @property
     def parts(self) -> tuple["Token", ...]:
-        """The plain actions it consists of."""
+        """Its plain actions: two of an overlapped pair."""
         return self.members or (self,)
 
     @property
@@ -63,7 +63,7 @@ class Table:
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
-        """The rank of each stage: the row its computations stand in."""
+        """stage -> the rank that computes it."""
         return {
             part.stage: rank
             for rank, row in enumerate(self.rows)
@@ -82,26 +82,26 @@ class Table:
 
     @property
     def has_waits(self) -> bool:
-        """Whether it is written for a torch whose sends and reductions have waits."""
+        """Whether it waits for sends and reductions, as from torch 2.15 on."""
         waits = (*WAITS, "WAIT_REDUCE_GRAD")
         return any(token.kind in waits for row in self.rows for token in row)
 
     def before(self, stage: int) -> int | None:
-        """The stage that feeds this one; None at a chain's beginning."""
+        """The stage before this one; None at the start of a chain."""
         return stage - 1 if stage % self.chain_length else None
 
     def behind(self, stage: int) -> int | None:
-        """The stage that this one feeds; None at a chain's end."""
+        """The stage after this one; None at the end of a chain."""
         return stage + 1 if (stage + 1) % self.chain_length else None
 
     def feeder(self, token: Token) -> int | None:
-        """The stage that makes what a computation takes in; None where that comes from no stage."""
+        """The stage whose output a computation takes; None if it takes none."""
         if token.kind == "F":
             return self.before(token.stage)
         return self.behind(token.stage) if token.kind in BACKWARD else None
 
     def other_end(self, message: Token) -> Token:
-        """The receive of a send, the send of a receive; raises ScheduleError if there is no stage at the other end."""
+        """The receive of a send, or the send of a receive; ScheduleError if no stage is at the other end."""
         forth = message.kind in ("SEND_F", "RECV_B")
         stage = self.behind(message.stage) if forth else self.before(message.stage)
         if stage is None:
@@ -125,9 +125,7 @@ MOST_LETTERS = 2**22  # of a row of a file: a hundred thousand microbatches, wit
 
 
 def read_rows(source: str) -> tuple[TokenRow, ...]:
-    """The rows of torch's CSV in either form, which end as in torch's own reader; ScheduleError with the row and the
-    token that cannot be read.
-    """
+    """The rows of torch's CSV in either form; ScheduleError naming the row and token that cannot be read."""
     longest = max(map(len, source.splitlines()), default=0)
     if longest > MOST_LETTERS:
         raise ScheduleError(
@@ -143,7 +141,7 @@ def read_rows(source: str) -> tuple[TokenRow, ...]:
 
 
 def read_table(source: str, chain_length: int | None = None) -> Table:
-    """A table, of one chain unless its length is given; ScheduleError with the row and token that cannot be."""
+    """A checked table, of one chain unless a length is given; ScheduleError naming the wrong row and token."""
     rows = read_rows(source)
     table = Table(rows, chain_length or 1 + max((part.stage for row in rows for part in _plain(row)), default=0))
     check_table(table)
@@ -155,20 +153,23 @@ def _plain(row: Sequence[Token]) -> Iterator[Token]:
 
 
 def read_token(cell: str, rank: int) -> Token:
-    """The action a cell stands for; the rank is for the error."""
-    overlap = _OVERLAP.fullmatch(cell)
-    if overlap:
+    """The action of a cell; the rank is for the error."""
+    if overlap := _OVERLAP.fullmatch(cell):
         members = tuple(read_token(part.strip(), rank) for part in overlap[1].split(";"))
         if len(members) == 2 and all(member.kind in COMPUTE for member in members):
             return Token(members[0].stage, "OVERLAP_F_B", None, members)
     match = _PLAIN.fullmatch(cell) or _STAGE.fullmatch(cell)
     if match is None:
-        raise ScheduleError(
-            f"row {rank + 1} (rank {rank}): {cell[:40]!r} is no action of a table: expected stage, kind and microbatch,"
-            " such as 2F5, 3SEND_B0, 0WAIT_SEND_F1, or stage and kind, such as 2REDUCE_GRAD, or a pair, such as"
-            " (0F7;7B3)OVERLAP_F_B"
+        raise _wrong(
+            rank,
+            f"{cell[:40]!r} is no action of a table: expected stage, kind and microbatch, such as 2F5, 3SEND_B0, "
+            "0WAIT_SEND_F1, or stage and kind, such as 2REDUCE_GRAD, or a pair, such as (0F7;7B3)OVERLAP_F_B",
         )
     return Token(int(match[1]), match[2], int(match[3]) if match.re is _PLAIN else None)
+
+
+def _wrong(rank: int, what: str) -> ScheduleError:
+    return ScheduleError(f"row {rank + 1} (rank {rank}): {what}")
 
 
 def check_table(table: Table) -> None:
@@ -186,7 +187,7 @@ def check_table(table: Table) -> None:
             _check_waits(rank, row)
         beyond = next((token for token in row if (token.microbatch or 0) >= count), None)
         if beyond is not None:
-            raise ScheduleError(f"row {rank + 1} (rank {rank}): {beyond}, but the last microbatch is {count - 1}")
+            raise _wrong(rank, f"{beyond}, but the last microbatch is {count - 1}")
     for row in table.rows:
         _check_complete(row, count)
 
@@ -195,35 +196,32 @@ def _check_places(table: Table, rank: int, row: TokenRow) -> None:
     messages = [token for token in row if token.is_message or token.kind in WAITS]
     if len(set(messages)) < len(messages):
         twice = next(token for place, token in enumerate(messages) if token in messages[:place])
-        raise ScheduleError(f"row {rank + 1} (rank {rank}): {twice} stands twice: a tensor goes to its stage once")
+        raise _wrong(rank, f"{twice} stands twice: a tensor goes to its stage once")
     for token in _plain(row):
-        if token.stage not in table.rank_of or table.rank_of[token.stage] != rank:
-            raise ScheduleError(
-                f"row {rank + 1} (rank {rank}): {token}, but stage {token.stage} is computed "
-                + (f"by rank {table.rank_of[token.stage]}" if token.stage in table.rank_of else "nowhere")
-            )
+        holder = table.rank_of.get(token.stage)
+        if holder != rank:
+            where = "nowhere" if holder is None else f"by rank {holder}"
+            raise _wrong(rank, f"{token}, but stage {token.stage} is computed {where}")
         if token.is_message and table.peer(token) == rank:
-            raise ScheduleError(
-                f"row {rank + 1} (rank {rank}): {token} goes to a stage of the same rank, which needs no message"
-            )
+            raise _wrong(rank, f"{token} goes to a stage of the same rank, which needs no message")
 
 
 def _check_waits(rank: int, row: TokenRow) -> None:
-    """torch 2.15 loads no row of which a send or a reduction has no wait, or a wait nothing to wait for."""
+    """torch 2.15 refuses a row in which a send or a reduction has no wait, or a wait follows neither."""
     pending: dict[Token, None] = {}
     for token in row:
         if token.kind in SENDS or token.kind == "REDUCE_GRAD":
             pending[token] = None
         begun = token._replace(kind=token.kind.removeprefix("WAIT_"))
         if begun != token and begun not in pending:
-            raise ScheduleError(f"row {rank + 1} (rank {rank}): {token}, but {begun} is not under way there")
+            raise _wrong(rank, f"{token}, but {begun} is not under way there")
         if begun != token:
             del pending[begun]
     if pending:
-        first = next(iter(pending))
-        raise ScheduleError(
-            f"row {rank + 1} (rank {rank}): {first} has no wait, where others of the table have one; torch before 2.15 "
-            "has no waits, later ones want all of them"
+        raise _wrong(
+            rank,
+            f"{next(iter(pending))} has no wait, where others of the table have one; torch before 2.15 has no waits, "
+            "later ones want all of them",
         )
 
 

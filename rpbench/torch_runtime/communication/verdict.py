@@ -32,7 +32,10 @@ AROUND = 3  # actions shown on each side of a marked one
 
 @dataclass(frozen=True)
 class Waiting:
-    """An action that waits or is wrong, by its place from 0, why, and its row; "end": only sends are under way."""
+    """An action that waits or is wrong: its place in its row from 0, why, and that row with the action marked.
+
+    The action is "end" where a rank only waits for its sends.
+    """
 
     rank: int
     place: int
@@ -54,8 +57,7 @@ Step = tuple[Node | None, Waiting]  # the awaited node, None where it can never 
 
 
 def smallest_cycle(execution: Execution) -> tuple[Waiting, ...]:
-    """The fewest actions of which each waits for the next, and the last for the first; where there is no circle, the
-    way from a rank to a message that has one end."""
+    """The shortest cycle of actions that wait for each other, or else the path from a rank to an unmatched message."""
     steps: dict[Hashable, list[Step]] = {}
     pending: list[Node] = [("rank", rank) for rank, number in enumerate(execution.waits_for) if number is not None]
     while pending:
@@ -63,8 +65,8 @@ def smallest_cycle(execution: Execution) -> tuple[Waiting, ...]:
         if node not in steps:
             steps[node] = list(_steps(execution, node))
             pending += [other for other, _ in steps[node] if other is not None]
-    circles = [way for node in steps if (way := _shortest(steps, node, node))]
-    ways = circles or [way for node in steps if node[0] == "rank" and (way := _shortest(steps, node, None))]  # type: ignore[index]
+    cycles = [way for node in steps if (way := _shortest(steps, node, node))]
+    ways = cycles or [way for node in steps if node[0] == "rank" and (way := _shortest(steps, node, None))]  # type: ignore[index]
     return min(ways, key=lambda way: (len(way), [(each.rank, each.place) for each in way]))
 
 
@@ -105,7 +107,7 @@ def _named(execution: Execution, number: int, rank: int) -> str:
 
 
 def _shortest(steps: dict[Hashable, list[Step]], start: Hashable, goal: Hashable) -> tuple[Waiting, ...]:
-    """The shortest way from one thing that waits to another, or back to itself; empty if there is none."""
+    """The shortest path from one node to another or back to itself; empty if there is none."""
     ways: dict[Hashable, tuple[Waiting, ...]] = {start: ()}
     pending = [start]
     while pending:

@@ -1,8 +1,8 @@
 """Tables: which schedules a table of torch's pipeline runtime can hold, and why it cannot hold the others.
 
-torch runs whatever rows it is given as one flush and says nothing of what it leaves out: an asynchronous order gives
-the gradients of another method, an offload lane is dropped. So a schedule is refused here, by the name of what is in
-the way, before anything is written or started.
+torch runs any rows as one flush and silently leaves out the rest: an asynchronous order gets the gradients of another
+method, an offload lane is dropped. So such a schedule is refused here, with the reason, before anything is written or
+started.
 
 A file has a row for each rank and no header. The compute-only form holds F, B, I, W and `(0F7;7B3)OVERLAP_F_B`; the
 lowered form also the messages, `0SEND_F3` and the like, and UNSHARD, RESHARD and REDUCE_GRAD. Neither says where the
@@ -90,12 +90,12 @@ class Chains:
 def find_chains(schedule: Schedule) -> Chains:
     """The routes, in the order of their first microbatch; ScheduleError if a forward is missing."""
     num_stages, num_microbatches = schedule.shape.num_stages, schedule.shape.total_microbatches
-    rank_of: dict[tuple[int, int], int] = {}
-    for device, _, row in schedule.items():
-        for action in row:
-            for part in parts_of(action):
-                if part.kind is Kind.F and part.microbatch is not None:
-                    rank_of[part.microbatch, part.stage] = device
+    rank_of = {
+        (part.microbatch, part.stage): device
+        for device, _, row in schedule.items()
+        for part in _parts(row)
+        if part.kind is Kind.F
+    }
     found: dict[tuple[int, ...], list[int]] = {}
     for microbatch in range(num_microbatches):
         missing = [stage for stage in range(num_stages) if (microbatch, stage) not in rank_of]
@@ -110,11 +110,11 @@ KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)  # what a table has tokens for, beside 
 
 
 def make_table(schedule: Schedule, *, two_way: bool = False) -> Schedule:
-    """The compute rows of a schedule whose every action torch runs as it is meant; raises ScheduleError with a way out.
+    """The compute rows of a schedule; ScheduleError with a way out if torch would run an action in another way.
 
-    STEP actions leave the rows: torch has none, and the optimizer steps once all rows have ended. If `two_way`, two
-    copies of every stage that go opposite ways (chimera, dualpipe) are taken as well: our runner can
-    (`rpbench.torch_runtime.lowering`), a plain table cannot.
+    STEP actions are removed: torch has none, and the optimizer steps once all rows have ended. `two_way` also takes two
+    copies of every stage that go opposite ways (chimera, dualpipe): our runner can (`rpbench.torch_runtime.lowering`),
+    a plain table cannot.
     """
     name = schedule.name or "this schedule"
     for reason in (_policy(schedule), _shape(schedule), _lanes(schedule)):
@@ -220,13 +220,8 @@ def _parts(row: Row) -> list[Action]:
     return [part for action in row for part in parts_of(action)]
 
 
-def splits_backward(table: Schedule) -> bool:
-    """Whether some backward comes as I and W."""
-    return any(part.kind is Kind.I for _, _, row in table.items() for part in _parts(row))
-
-
 def to_csv(schedule: Schedule) -> str:
-    """The compute-only file for `_load_csv`, no line end at its end; ScheduleError with why a table cannot hold it."""
+    """The compute-only file for `_load_csv`, without a final newline; ScheduleError says why a table cannot hold it."""
     table = make_table(schedule)
     for device in range(table.shape.num_ranks):
         if not table.compute(device):
@@ -241,13 +236,13 @@ def placement_of(schedule: Schedule) -> list[list[int]]:
 
 
 def read_schedule(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule of a file, in our text form where it begins with #, else torch's CSV; or ScheduleError."""
+    """The schedule of a file in our text form, which begins with #, or in torch's CSV; ScheduleError as of these."""
     return from_text(source) if source.startswith("#") else from_csv(source, name)
 
 
 def from_csv(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule of a file of either form, checked; each stage is on the rank of its row. Raises ScheduleError naming
-    the row and token that cannot be read, or the action that is missing, stands twice or can never run.
+    """The checked schedule of a file of either form; ScheduleError names the wrong row and token, or the action that is
+    missing, stands twice or can never run.
     """
     rows = list(map(_computed, read_rows(source)))
     plain = [part for row in rows for part in _parts(row)]
@@ -276,7 +271,7 @@ def _action(token: Token) -> Action:
 
 
 def _placement(rows: list[Row], num_stages: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks whose rows hold each stage: one each, or the first one stands and the check names the other."""
+    """The first rank whose row holds each stage; `check` refuses a stage on two."""
     first: dict[int, int] = {}
     for rank, row in enumerate(rows):
         for part in _parts(row):

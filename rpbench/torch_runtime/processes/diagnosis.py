@@ -1,12 +1,10 @@
 """Diagnosis: which rank stopped a run, at which action, from the board on which all of them say where they stand.
 
-When a rank dies or hangs, the others raise errors about closed connections or wait for good. Those errors name ranks
-that suffer, not the one at fault, so the rank is found from the order of messages: one that has all it waits for, and
-yet does not move on.
+When a rank dies or hangs, the others report closed connections or wait for good. The rank at fault is the one that has
+all the messages it needs and does not go on.
 
-A rank's place on the board is a few bytes in a file that is mapped into memory, so that writing it costs no system call
-and what was written last outlives the process. Ranks of other hosts are read from the store that all of them share,
-which a thread of theirs refreshes.
+A rank's place on the board is a few bytes in a memory-mapped file: a write costs no system call, and the last one
+outlives the process. Ranks of other hosts are read from the shared store, which a thread of each rank refreshes.
 """
 
 import mmap
@@ -47,7 +45,7 @@ class Standing(NamedTuple):
 
 
 class Place:
-    """This rank's own line, for one writer."""
+    """This rank's line on the board; only its rank writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,13 +56,13 @@ class Place:
         self.write(Phase.STARTING)
 
     def write(self, phase: Phase, position: int | None = None, step: int | None = None) -> None:
-        """Say what this rank does now; what is not given stays."""
+        """Write what this rank does now; arguments left out keep their values."""
         self._position = self._position if position is None else position
         self._step = self._step if step is None else step
         _LAYOUT.pack_into(self._map, 0, self._step, self._position, phase, time.time())
 
     def read(self) -> Standing:
-        return unpack(bytes(self._map))
+        return unpack(self.pack())
 
     def pack(self) -> bytes:
         return bytes(self._map)
@@ -74,7 +72,7 @@ class Place:
 
 
 def unpack(packed: bytes) -> Standing:
-    """The standing that some bytes say; the beginning for what has not been written."""
+    """The standing in some bytes; the initial one if they are incomplete."""
     if len(packed) != _LAYOUT.size:
         return Standing()
     step, position, phase, at_s = _LAYOUT.unpack(packed)
@@ -90,7 +88,7 @@ def read_file(path: Path) -> Standing | None:
 
 
 def read_standing(get: Callable[[str], bytes | None], rank: int) -> Standing:
-    """The standing of a rank: from its file where that is on this host, otherwise from the store, asked by `get`."""
+    """The standing of a rank from its file if that is on this host, otherwise from the store, which `get` reads."""
     where = (get(f"board/{rank}") or b"").decode()
     host, _, path = where.partition(":")
     found = read_file(Path(path)) if path and host == socket.gethostname() else None
@@ -113,9 +111,9 @@ class RunFailed(RuntimeError):
     """A rank died, raised, hung or ran out of memory, and the run with it.
 
     Attributes:
-        rank: the process at fault, as all ranks are numbered.
-        action: token of the action it was at, in our numbering; "" between actions.
-        words: what the rank said at last: its traceback, or the end of its stderr.
+        rank: the process at fault, among all processes.
+        action: token of its current action, in our numbering; "" between actions.
+        words: its traceback, or the end of its stderr.
     """
 
     def __init__(
@@ -145,8 +143,10 @@ def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> Run
     rank, cause, said = _culprit(lowered, evidence, inner)
     action = _action_at(lowered, evidence.standings[rank], rank // inner) if lowered else None
     host = f" on {evidence.hosts[rank]}" if rank in evidence.hosts else ""
-    where = f"at {action._replace(peer=None)}" if action is not None else _between(evidence.standings[rank])
-    rule = f"rank {rank}{host} {said} {where} of step {max(evidence.standings[rank].step, 0)}"
+    standing = evidence.standings[rank]
+    between = "before its first action" if standing.phase is Phase.STARTING else "between actions"
+    where = between if action is None else f"at {action._replace(peer=None)}"
+    rule = f"rank {rank}{host} {said} {where} of step {max(standing.step, 0)}"
     if lowered is None:
         return RunFailed(rule, rank, cause)
     numbers, notes = _marks(lowered, evidence, inner)
@@ -192,10 +192,6 @@ def _short(words: str) -> str:
     return words.strip().splitlines()[0][:160] if words.strip() else "no words"
 
 
-def _between(standing: Standing) -> str:
-    return "before its first action" if standing.phase is Phase.STARTING else "between actions"
-
-
 def _action_at(lowered: Lowered, standing: Standing, rank: int) -> Action | None:
     row = lowered.row(rank)
     return row[standing.position] if 0 <= standing.position < len(row) else None
@@ -232,7 +228,7 @@ def _awaited(lowered: Lowered, action: Action, rank: int) -> list[tuple[int, int
 
 
 def _marks(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[list[int], dict[int, str]]:
-    """The actions the pipeline ranks are at, counted over the lowered schedule, and a word on each."""
+    """The current actions of the pipeline ranks, by their number in the lowered schedule, and a word on each."""
     numbers, notes, first = [], {}, 0
     for rank in range(lowered.num_ranks):
         row = lowered.row(rank)

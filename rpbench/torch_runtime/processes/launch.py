@@ -1,8 +1,8 @@
 """Launch: a request on ranks that torchrun has started, or on ranks of this host that are started for it.
 
-NCCL lets a rank wait for one that is gone until its own timeout, with no word on whose fault it is. So ranks share a
-store: each says where it stands every second and what error it has raised, and when one has failed, or none has moved
-for too long, every rank finds the one at fault and leaves.
+Under NCCL a rank waits for a dead one until a timeout that does not say whose fault it is. So ranks share a store: each
+publishes every second where it stands, and any error it has raised. When one has failed, or none has moved for too
+long, every rank finds the one at fault and ends.
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,7 +42,7 @@ MOVING = (Phase.WAITING, Phase.COMPUTING)
 
 
 class Sentinel:
-    """The watch of one rank of a run, by its name: one store may see several. Use it in a `with` block around the run.
+    """Watches one rank in a `with` block around a run, whose name tells runs on one store apart.
 
     No rank may stand still for longer than `stall_s` while another waits.
     """
@@ -64,7 +65,7 @@ class Sentinel:
         self._thread.join()
 
     def failure(self, error: BaseException | None) -> RunFailed:
-        """What to raise here after an error, once the others have had time to say theirs."""
+        """The error to raise here, once the other ranks have had time to publish theirs."""
         if error is not None:
             self._set(f"error/{self._rank}", f"{type(error).__name__}: {error}".encode())
         self._set(f"standing/{self._rank}", self._place.pack())
@@ -74,7 +75,7 @@ class Sentinel:
         return self._verdict()
 
     def _verdict(self) -> RunFailed:
-        """The rank at fault, as the first rank found it: later errors only follow from it."""
+        """The rank at fault as the first rank found it; later errors only follow from it."""
         found = diagnose(self._request.lowered, self._evidence(), self._request.ranks_each)
         said = json.dumps([str(found), found.rank, found.cause, found.action])
         try:
@@ -113,7 +114,7 @@ class Sentinel:
         return all(time.time() - at.at_s > self._stall_s for at in self._standings())
 
     def _leave(self) -> None:
-        """Say what is known and end this process, whose main thread waits in torch."""
+        """Print the verdict and end this process, whose main thread waits in torch."""
         error = self._verdict()
         if error.rank == self._rank or self._rank == 0:
             print(error, file=sys.stderr, flush=True)
@@ -136,20 +137,17 @@ class Sentinel:
         errors = {rank: found.decode() for rank in boards if (found := self._get(f"error/{rank}")) is not None}
         hosts = {rank: board.partition(":")[0] for rank, board in boards.items() if board}
         gone = {rank: None for rank, host in hosts.items() if host == socket.gethostname() and not self._lives(rank)}
-        silent = {rank for rank in boards.keys() - gone.keys() - errors.keys() if self._silent_s(rank) > SILENT_S}
+        latest = time.time() - SILENT_S  # clocks of hosts agree better than that
+        there = boards.keys() - gone.keys() - errors.keys()
+        silent = {rank for rank in there if float(self._get(f"alive/{rank}") or "0") < latest}
         return Evidence(self._standings(), errors, gone, hosts, frozenset(silent))
 
-    def _silent_s(self, rank: int) -> float:
-        """Seconds since the last word of a rank's thread; clocks of hosts agree better than that."""
-        return time.time() - float(self._get(f"alive/{rank}") or "0")
-
     def _lives(self, rank: int) -> bool:
-        try:
-            os.kill(int(self._get(f"pid/{rank}") or b"0"), 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
+        with suppress(PermissionError):  # another user's process
+            try:
+                os.kill(int(self._get(f"pid/{rank}") or b"0"), 0)
+            except ProcessLookupError:
+                return False
         return True
 
     def _set(self, key: str, value: bytes) -> None:
