@@ -10,22 +10,21 @@ Variables of the program:
     moved(s, i)             whether the activations of microbatch i leave stage s for the host
     start of STORE, LOAD    of those that do; a device has one lane each way, which carries one at a time
 
-Memory of a device, at any moment: a forward takes its activations when it starts, a LOAD when it starts; a STORE gives
-them back when it ends. I and W let go of their parts when they end; on a stage that moves any, W lets go of all,
-because a LOAD can wait for a W and not for an I.
+Memory of a device: F and LOAD allocate activations when they start, STORE frees them when it ends. I and W free their
+parts when they end; on a stage that moves any, W frees all, because a LOAD can wait for a W and not for an I.
 
-The lanes of a plan are computations and transfers in the order of their times, and what waits for room. A lane runs its
-actions as early as it can. So that a device never holds more than in the plan, however long anything takes in a run,
-what takes room (F, LOAD:A) waits for all that makes room before it in the plan (W, STORE:A):
+The lanes of a plan hold computations and transfers by start time. A lane runs its actions as early as it can. So that a
+device never holds more than in the plan, however long anything takes in a run, each action that allocates (F, LOAD:A)
+waits for all that free before it in the plan (W, STORE:A):
 
     W before F          both stand in the compute row
     STORE:A1 before F   0FREE:A1 in the compute row, right before the F
     STORE:A1 before LOAD:A0      0FREE:A1 in lane h2d, right before the LOAD
     W1 before LOAD:A4   0FREE:A1 in lane h2d, right before the LOAD
 
-Then a device never holds more than in the plan at the start of one of them: of those that have begun, the last in the
-plan's order. All that had made room by then in the plan has done so. Only the last of several is named, where a lane's
-order says the same of the others.
+Then a device never holds more than the plan does at the start of the last allocation that has begun: all that had been
+freed by then in the plan has been freed. Of several frees in one lane only the last is named; its order implies the
+others.
 
 Source: the integer program of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 3.1, for F, I and W, with
 intervals in place of its order variables; "OptPipe" (arXiv 2510.05186), its abstract, for what moves. The constraints
@@ -42,6 +41,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 
 STEPS = 1000  # times and sizes become whole numbers: so many to a unit
 KINDS = (Kind.F, Kind.I, Kind.W)
+TRANSFERS = (Kind.STORE, Kind.LOAD)
 
 Computed = tuple[Kind, int, int]  # kind, stage, microbatch
 Held = tuple[int, int]  # stage, microbatch
@@ -74,21 +74,17 @@ class Case:
         return whole(self.costs.hop)
 
     def time(self, kind: Kind, stage: int) -> int:
-        """Time of F, I or W of a stage."""
-        table = {Kind.F: self.costs.forward, Kind.I: self.costs.input_grad, Kind.W: self.costs.weight_grad}[kind]
-        return whole(table[stage])
-
-    def transfer_time(self, kind: Kind, stage: int) -> int:
-        """Time of STORE or LOAD of a stage."""
-        return whole((self.costs.store if kind is Kind.STORE else self.costs.load)[stage])
+        """Time of F, I, W, STORE or LOAD of a stage."""
+        own = self.costs
+        tables = {Kind.F: own.forward, Kind.I: own.input_grad, Kind.W: own.weight_grad}
+        return whole((tables | {Kind.STORE: own.store, Kind.LOAD: own.load})[kind][stage])
 
     @property
     def horizon(self) -> int:
         """Time of a run with no overlap at all, an upper bound on every start."""
-        times = [self.time(kind, stage) for kind in KINDS for stage in self.stages]
-        if self.moves:
-            times += [self.transfer_time(kind, stage) for kind in (Kind.STORE, Kind.LOAD) for stage in self.stages]
-        return self.num_microbatches * (sum(times) + 2 * self.costs.num_stages * self.hop)
+        kinds = KINDS + TRANSFERS * self.moves
+        time = sum(self.time(kind, stage) for kind in kinds for stage in self.stages)
+        return self.num_microbatches * (time + 2 * self.costs.num_stages * self.hop)
 
 
 def whole(amount: float) -> int:
@@ -145,8 +141,8 @@ class OrderModel:
         """One transfer at a time each way, between F and I, in the order of microbatches, which loses nothing."""
         for microbatch in self.case.microbatches:
             self.moved[stage, microbatch] = self.model.new_bool_var(f"{stage}moved{microbatch}")
-        for kind in (Kind.STORE, Kind.LOAD):
-            time, intervals = self.case.transfer_time(kind, stage), []
+        for kind in TRANSFERS:
+            time, intervals = self.case.time(kind, stage), []
             for microbatch in self.case.microbatches:
                 name = f"{stage}{kind.name}{microbatch}"
                 start = self.model.new_int_var(0, self.case.horizon, name)
@@ -164,11 +160,11 @@ class OrderModel:
 
     def _on_the_way(self, stage: int, microbatch: int) -> list[tuple[Any, Any]]:
         """The order of ends and beginnings where activations move."""
-        store, load = (self.transfers[kind, stage, microbatch] for kind in (Kind.STORE, Kind.LOAD))
+        store, load = (self.transfers[kind, stage, microbatch] for kind in TRANSFERS)
         return [
             (self._end(Kind.F, stage, microbatch), store),
-            (store + self.case.transfer_time(Kind.STORE, stage), load),
-            (load + self.case.transfer_time(Kind.LOAD, stage), self.starts[Kind.I, stage, microbatch]),
+            (store + self.case.time(Kind.STORE, stage), load),
+            (load + self.case.time(Kind.LOAD, stage), self.starts[Kind.I, stage, microbatch]),
         ]
 
     def _end(self, kind: Kind, stage: int, microbatch: int) -> Any:
@@ -199,14 +195,14 @@ class OrderModel:
             if kept < all_of_it:
                 held += [(interval, all_of_it - kept) for interval in self._until_input_grad(stage, microbatch)]
             if moved is not None:
-                store, load = (self.transfers[kind, stage, microbatch] for kind in (Kind.STORE, Kind.LOAD))
-                gone = store + case.transfer_time(Kind.STORE, stage)
+                store, load = (self.transfers[kind, stage, microbatch] for kind in TRANSFERS)
+                gone = store + case.time(Kind.STORE, stage)
                 held += [(self._while(begin, gone, moved), all_of_it), (self._while(load, used, moved), all_of_it)]
         intervals, amounts = zip(*held, strict=True)
         self.model.add_cumulative(intervals, amounts, whole(case.limit))
 
     def _until_input_grad(self, stage: int, microbatch: int) -> list[Any]:
-        """When a device holds what I lets go of: to its end, or to that of W on a stage that moves activations."""
+        """When a device holds what I frees: until I ends, or until W ends on a stage that moves activations."""
         begin = self.starts[Kind.F, stage, microbatch]
         until_i, until_w = (self._end(kind, stage, microbatch) for kind in (Kind.I, Kind.W))
         active = self._active.get(stage)
@@ -229,7 +225,7 @@ class OrderModel:
 
 
 def needed_before(case: Case, kind: Kind, stage: int, microbatch: int) -> list[tuple[Kind, int, int, int]]:
-    """The actions that an action waits for, and the way of their results: kind, stage, microbatch, delay."""
+    """(kind, stage, microbatch, delay of its result) of the actions that an action waits for."""
     needs = [(kind, stage, microbatch - 1, 0)] if microbatch else []
     if kind is Kind.F and stage:
         needs.append((Kind.F, stage - 1, microbatch, case.hop))
@@ -240,9 +236,6 @@ def needed_before(case: Case, kind: Kind, stage: int, microbatch: int) -> list[t
     if kind is Kind.W:
         needs.append((Kind.I, stage, microbatch, 0))
     return needs
-
-
-_OWN = (Kind.LOAD, Kind.STORE, Kind.FREE)
 
 
 @dataclass(frozen=True)
@@ -265,7 +258,7 @@ class Plan:
         return sum(kind is Kind.STORE for kind, _, _ in self.spans)
 
     def _in_order(self, stage: int, *kinds: Kind) -> list[tuple[Kind, int]]:
-        """Kind and microbatch by start; what takes no time makes room for what begins then."""
+        """Kind and microbatch by start; of those that start together, what takes no time comes first."""
         own = [key for key in self.spans if key[1] == stage and key[0] in kinds]
         own.sort(key=lambda key: (*self.spans[key], kinds.index(key[0]), key[2]))
         return [(kind, microbatch) for kind, _, microbatch in own]
@@ -311,15 +304,15 @@ class Plan:
 
 
 def _action(kind: Kind, stage: int, microbatch: int) -> Action:
-    return Action(kind, stage, microbatch, object="A" if kind in _OWN else None)
+    return Action(kind, stage, microbatch, object=None if kind in KINDS else "A")
 
 
 def shifted(row: Row, microbatches: int) -> Row:
-    """The same for microbatches so many further on."""
+    """The row with so much added to its microbatches."""
     return tuple(action._replace(microbatch=(action.microbatch or 0) + microbatches) for action in row)
 
 
-COUNTED = 0.25  # of the solver's counted seconds to one of a clock; one of them took some 2.5 of a core
+COUNTED = 0.25  # the solver's counted seconds for each of the clock; one of them took some 2.5 seconds of a core
 
 
 @dataclass(frozen=True)
@@ -345,15 +338,12 @@ def best_order(
     first: Sequence[Sequence[Kind]] | None = None,
     time_limit_s: float = 60,
 ) -> Optimum:
-    """The order with the shortest longest span, as far as it is found in time.
+    """The order with the smallest longest span that is found in time; costs, limit and offload as in `Case`.
 
     Args:
-        costs: of every stage; rounded to thousandths of their unit.
-        limit: activations a device may hold, in the unit of `costs.activations`.
-        offload: whether activations may go to the host and come back, at the times of `costs`.
-        first: an order to begin with, that keeps to the limit: the kinds of every stage, microbatches in order.
-        time_limit_s: of the search for the span; that for fewer moves has as much again. On most machines the solver's
-            own clock, which counts operations, ends a search first: with one worker they find the same order.
+        first: an order to begin with that keeps to the limit: the kinds of every stage, microbatches in order.
+        time_limit_s: of the search for the span, and again of that for fewer moves. On most machines the solver's own
+            clock, which counts operations, ends a search first; with one worker every machine finds the same order.
 
     Raises:
         ValueError: if no order keeps to the limit, or none is found in time.
@@ -400,15 +390,11 @@ def _with_fewer_moves(solver: Any, order: OrderModel, time_limit_s: float) -> Pl
 
 
 def _plan(solver: Any, order: OrderModel) -> Plan:
-    """The times that the solver has found."""
-    case, spans = order.case, {}
-    for (kind, stage, microbatch), variable in order.starts.items():
-        start = solver.value(variable)
-        spans[kind, stage, microbatch] = start, start + case.time(kind, stage)
-    for (kind, stage, microbatch), variable in order.transfers.items():
-        if solver.value(order.moved[stage, microbatch]):
+    spans = {}
+    for (kind, stage, microbatch), variable in (order.starts | order.transfers).items():
+        if kind in KINDS or solver.value(order.moved[stage, microbatch]):
             start = solver.value(variable)
-            spans[kind, stage, microbatch] = start, start + case.transfer_time(kind, stage)
+            spans[kind, stage, microbatch] = start, start + order.case.time(kind, stage)
     return Plan(spans)
 
 
@@ -418,7 +404,7 @@ def _schedule(case: Case, plan: Plan) -> Schedule:
 
 
 def _starts(case: Case, rows: Sequence[Sequence[Kind]]) -> Mapping[Computed, int]:
-    """When everything begins in an order, each stage going on as soon as it can."""
+    """Start of every action of an order in which each stage runs as early as it can."""
     starts: dict[Computed, int] = {}
     following, now = [0] * len(rows), [0] * len(rows)
     while any(place < len(row) for place, row in zip(following, rows, strict=True)):

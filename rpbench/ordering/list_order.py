@@ -1,12 +1,12 @@
 """Orders under given times: how long they take, which is best, and orders that do not wait.
 
-Generators that know what stages cost (`StageCosts`) try several orders, a row of passes for every rank, and keep the
-best. `time_rows` runs an order as it is; W can be left to it, which places them where a rank would wait or needs the
-room. `pull_rows` lets a rank whose next pass is not ready take a later one of its row that is.
+Generators that know the costs of stages (`StageCosts`) try several orders, a row of passes for every rank, and keep the
+best. `time_rows` times an order; it can also place the W, where a rank would wait or needs the memory. `pull_rows` lets
+a rank whose next pass is not ready take a later one of its row that is.
 
-Memory is counted in chunk activations: one more from F on, one less from the end of B or W on. Pulling a forward holds
-its activations for longer. It is safe if the rest of the row, left as it is, still keeps to the limit: then whatever
-was pulled, the rows can always be finished.
+Memory is counted in chunk activations: one more from F on, one less from the end of B or W on. A pulled forward holds
+its activations for longer. It is allowed if the rest of the row, left as it is, still keeps to the limit: then the rows
+can always be finished.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -118,7 +118,7 @@ class Lanes(Sequence[Sequence[Pass]]):
 
 
 class Fill(Enum):
-    """The idle times shorter than W that W fills; it always fills those that are long enough."""
+    """The idle times that are filled with a W although they are shorter than it; longer ones always are."""
 
     ANY = "any"
     MOST = "those of three quarters of its time"
@@ -128,7 +128,7 @@ class Fill(Enum):
 
 @dataclass(frozen=True)
 class Timed:
-    """An order and what it takes."""
+    """An order with its times and its memory."""
 
     rows: Rows  # of every rank
     makespan: float  # to the last end, in the unit of the costs
@@ -156,8 +156,8 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
 
     Args:
         rows: of F with B or I (and W, HF, HB); they do not deadlock.
-        fill: None for rows that have all their passes; otherwise they lack W, which come as said.
-        limit: chunk activations that W makes room for, with `fill`.
+        fill: None for complete rows; otherwise they lack W, which are put into idle times so.
+        limit: with `fill`, chunk activations on a rank; a W runs before a forward that would exceed it.
     """
     lanes, using = Lanes.of(rows), means()
     num_ranks, num_stages = len(lanes), costs.num_stages
@@ -246,7 +246,7 @@ def pull_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, limit: int, how: P
     """The rows reordered: a rank whose next pass is not ready takes a later one that is.
 
     Args:
-        rows: of F with B, or of F with I; W is none of them, but room and time are left for it.
+        rows: of F with B, or of F with I, without W; memory and time are left for the W.
         limit: chunk activations on a rank; the rows keep to it.
     """
     lanes, using = Lanes.of(rows), means()

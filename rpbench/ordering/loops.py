@@ -1,7 +1,7 @@
 """The two loops behind orders under given times, on flat columns: plain Python on lists, or compiled on arrays.
 
-Whoever makes thousands of orders (`rpbench.plan.contest`) has them compiled; both give the same orders, bit for bit.
-Passes stand row by row, row r from `start[r]` on. A table of stages and microbatches is flat, its stages first.
+`rpbench.plan.contest`, which makes thousands of orders, compiles them; the orders are the same, bit for bit. Passes are
+stored row by row, row r from `start[r]` on. A table of stages and microbatches is flat, stage by stage.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,11 +1,11 @@
 """Orders that repeat: one forward and one backward of every chunk in each period, wherever the ranks lie.
 
-Every rank alternates blocks: room for a forward, then room for a backward, on all ranks at the same time. Pipelines
-(one that turns, or several in opposite directions) are laid through the blocks from the first forward to the last
-backward, each pass in the first block that is free in every period.
+All ranks alternate slots for a forward and slots for a backward, at the same times. Pipelines (one, or several in
+opposite directions) are laid through the slots from the first forward to the last backward, each pass in the first slot
+that is free in every period.
 
 Like 1F1B a repeated order waits only while it fills and drains, however many microbatches follow. Its rows are made
-for equal stages; they are then run with the times that stages have.
+for equal stages, and then timed with the real ones.
 """
 
 from collections.abc import Sequence
@@ -60,10 +60,6 @@ def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float,
 
 
 def grids(costs: StageCosts) -> list[tuple[float, float]]:
-    """Pairs of a forward and a backward time to make periods with.
-
-    They are the means over the stages; if hops take time, also with a hop added to each, so that a tensor arrives
-    before its slot.
-    """
+    """(forward time, backward time) to make periods with: means over the stages, also with a hop added to each."""
     forward, backward = (sum(times) / costs.num_stages for times in (costs.forward, costs.backward))
     return [(forward + hop, backward + hop) for hop in dict.fromkeys([costs.hop, 0.0])]

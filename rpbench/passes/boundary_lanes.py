@@ -4,9 +4,9 @@
     directly           SEND on lane net, RECV on lane compute, right before the action that uses it
 
 A device sends tensors in the order in which it makes them and receives them in the order in which it needs them, so
-that no tensor waits for one that is needed later; between two devices that order may differ. Where copies of a stage
-sum their gradients over the same link, a sum goes after the boundary tensor of its last gradient; activations that wait
-on the host share the link with boundary tensors. With 2 devices and through the host:
+that no tensor waits for one that is needed later. Where copies of a stage sum their gradients over the same link, a sum
+follows the boundary tensor of its last gradient. Offloaded activations share the link with boundary tensors. With 2
+devices and through the host:
 
     device 0   compute   0F0 0F1                      0B0
                d2h           0SEND_F0 0SEND_F1
@@ -75,19 +75,17 @@ def _merged(boundaries: Placed, others: Placed) -> list[Action]:
 
 
 def _placed(row: list[Action], index: Index, lane: Lane, stored: frozenset[Names]) -> Placed:
-    """Transfers that a link of a device has already, in their order, each with the action before it.
+    """The transfers already on a device's link, each with the number of the action it follows.
 
-    Args:
-        stored: activations that leave their device.
-
-    Raises:
-        ScheduleError: if it is neither a sum of gradients nor an activation that moves.
+    `stored` are the activations that go to the host. ScheduleError for transfers of other kinds than gradient sums and
+    activations.
     """
     placed, version, away = Placed(), Counter[int](), set(stored)
     for action in row:
         if action.kind is Kind.REDUCE_GRAD:
             version[action.stage] += 1
-            found = _last_gradient(action, version[action.stage], index, lane)
+            gradients = index.gradients(action.stage, version[action.stage])
+            found = max((number for number in gradients if lane.start <= number < lane.stop), default=None)
         else:
             found = _beside_activation(action, away, index, lane)
         before = placed[-1][0] if placed else lane.start
@@ -100,24 +98,16 @@ def _placed(row: list[Action], index: Index, lane: Lane, stored: frozenset[Names
     return placed
 
 
-def _last_gradient(action: Action, version: int, index: Index, lane: Lane) -> int | None:
-    own = [number for number in index.gradients(action.stage, version) if lane.start <= number < lane.stop]
-    return max(own, default=None)
-
-
 def _names(action: Action) -> Names:
-    """The activations that an action moves."""
     return action.stage, action.microbatch or 0, action.part
 
 
 def _beside_activation(action: Action, away: set[Names], index: Index, lane: Lane) -> int | None:
-    """The action that a STORE:A, LOAD:A or FREE:A follows; None for any other kind.
+    """The number of the action that a STORE:A, LOAD:A or FREE:A follows; None for any other kind.
 
-    A STORE:A and its FREE:A follow the forward; a LOAD:A stands shortly before the backward, its FREE:A after that, and
-    so does the FREE:A of what never leaves.
-
-    Args:
-        away: what is on the host now; a LOAD:A takes its own out.
+    A STORE:A and its FREE:A follow the forward. A LOAD:A stands shortly before the backward; its FREE:A, and that of
+    activations that never leave, follow the backward. `away` are the activations on the host, from which a LOAD:A
+    removes its own.
     """
     if action.object != "A":
         return None

@@ -1,12 +1,8 @@
-"""Passes: a schedule in, the same work with more of its actions written out.
-
-Generators order compute actions. These passes add communication and optimizer steps, and cut backward in two
-or join it again.
-"""
+"""Compiler passes that add communication and optimizer steps to ordered compute actions, or split backward in two."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -21,9 +17,9 @@ from rpbench.ir.waits.edges import names_versions
 def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
     """Add the SEND and RECV of every tensor that crosses devices; neighbours on one device need none.
 
-    The schedule is walked in rounds. After each round's actions the sender writes its SEND and, at once, the
-    peer's RECV. So all lanes agree with one common order in which every SEND is followed by its RECV, and no
-    lane can block for good, not even where a SEND waits for the peer (rendezvous).
+    After the actions of each round every sender writes its SEND and, at once, the peer's RECV. So all lanes agree with
+    one common order in which every SEND is followed by its RECV, and no lane can block for good, not even where a SEND
+    waits for the peer (rendezvous).
 
     Args:
         lane: "compute" puts communication between the compute actions, as torch.distributed.pipelining does;
@@ -131,16 +127,11 @@ def _name_versions(schedule: Schedule) -> Schedule:
 
 def split_backward(schedule: Schedule) -> Schedule:
     """The schedule with every B replaced by I and, right after it, W."""
-    return _each_row(schedule, _split)
 
+    def halves(action: Action) -> list[Action]:
+        return [action._replace(kind=kind) for kind in (Kind.I, Kind.W)] if action.kind is Kind.B else [action]
 
-def _split(row: Row) -> list[Action]:
-    halves = (Kind.I, Kind.W)
-    return [
-        piece
-        for action in row
-        for piece in ([action._replace(kind=kind) for kind in halves] if action.kind is Kind.B else [action])
-    ]
+    return _each_row(schedule, lambda row: chain.from_iterable(map(halves, row)))
 
 
 def _each_row(schedule: Schedule, change: Callable[[Row], Iterable[Action]]) -> Schedule:

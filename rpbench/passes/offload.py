@@ -1,21 +1,21 @@
 """Passes that move weights, gradients and activations: streaming, sharding, offloading.
 
-Each takes a schedule whose compute lanes are in order (and whose STEPs are there, if it is to have any) and returns
-it with transfers in the lanes h2d, d2h and net. What they mean stands in `rpbench.ir.waits.moves`.
+Each takes a schedule with its compute lanes, and its STEPs if it has any, and adds transfers in the lanes h2d, d2h and
+net. `rpbench.ir.waits.moves` says what they mean.
 
     stream    weights follow the work: RoundPipe, Mobius, ZeRO-Infinity
     shard     replicas keep a shard each: FSDP and ZeRO-3, or ZeRO-1 and -2, or plain data parallel
     offload   gradients go to the host, new weights come back: ZeRO-Offload
-    keep_on_ssd   what is at home on the host lives on its SSDs: ZeRO-Infinity, GreedySnake
+    keep_on_ssd   the host's state lives on its SSDs: ZeRO-Infinity, GreedySnake
 
 A visit is an unbroken run of one stage on a device. With prefetch 1, two buffers for weights, visits 0, 1, 2, ...:
 
     h2d       LOAD:P(0) a a LOAD:P(1) a a | FREE:P(0) LOAD:P(2) a a | FREE:P(1) LOAD:P(3) a a | ...
     compute                 visit 0                 visit 1                      visit 2
 
-where a is an activation that comes in for a microbatch of the visit. The weights of the visit to come are cut in as
-many pieces as there are activations, and a piece follows each: activations go first and weights fill the gaps
-(priority of transfers in RoundPipe, arXiv 2604.27085).
+where a is an activation loaded for a microbatch of the visit. The weights of the next visit are cut into as many pieces
+as there are activations, and a piece follows each: activations go first and weights fill the gaps (priority of
+transfers in RoundPipe, arXiv 2604.27085).
 """
 
 from collections import defaultdict, deque
@@ -41,7 +41,7 @@ After = list[tuple[int, list[Action]]]  # (place of a visit on its device, what 
 
 
 class WeightLanes:
-    """Lanes that bring weights and take them away again."""
+    """Makes lanes that load weights and free them again."""
 
     def __init__(self, index: Index, arrive: Kind, leave: Kind, what: str | None, prefetch: int) -> None:
         self._index, self.prefetch = index, prefetch
@@ -53,7 +53,7 @@ class WeightLanes:
     def per_visit(
         self, visits: Sequence[Visit], uploads: Mapping[int, list[Action]], after: After | None = None
     ) -> list[Action]:
-        """A lane that brings weights to every visit; `uploads` come in for an action."""
+        """A lane that loads weights for every visit, and `uploads` for the actions of their numbers."""
         due: dict[int, list[int]] = defaultdict(list)  # visit -> visits whose weights come while it runs
         for place in range(len(visits)):
             due[self._earliest(visits, place)].append(place)
@@ -71,7 +71,7 @@ class WeightLanes:
         return lane.row
 
     def per_step(self, visits: Sequence[Visit], after: After) -> list[Action]:
-        """A lane that brings weights once a step, and takes them away after their last visit in it."""
+        """A lane that loads weights once a step, and frees them after their last visit in it."""
         follows, row = dict(after), list[Action]()
         for step in sorted({visit.step for visit in visits}):
             of_step = [(place, visit) for place, visit in enumerate(visits) if visit.step == step]
@@ -84,7 +84,7 @@ class WeightLanes:
         return row
 
     def arrival(self, visit: Visit, part: int = 0) -> Action:
-        """Transfers that bring the weights of a visit."""
+        """The transfer that brings the weights of a visit, or one part of them."""
         version = self._versions[visit.step] if self._index.steps else None
         key = visit.stage, part, version
         if key not in self._arrivals:
@@ -92,31 +92,28 @@ class WeightLanes:
         return self._arrivals[key]
 
     def departure(self, visit: Visit) -> Action:
-        """Transfers that take them away."""
+        """The action that frees the weights of a visit."""
         stage = visit.stage
         if stage not in self._departures:
             self._departures[stage] = Action(self._leave, stage, object=self._what)
         return self._departures[stage]
 
-    def cut(self, visit: Visit, num_pieces: int) -> list[Action]:
-        """Transfers that bring them, in pieces; a gather is one."""
-        return [self.arrival(visit, part) for part in range(num_pieces if self._what else 1)]
-
-    def _version(self, visit: Visit) -> int:
-        return self._versions[visit.step]
+    def pieces(self, visit: Visit, number: int) -> list[Action]:
+        """The transfers of a visit's weights in pieces; a gather is one, which comes with the first activation."""
+        return [self.arrival(visit, part) for part in range(number if self._what else 1)]
 
     @cached_property
     def _versions(self) -> list[int]:
-        """By step; policies that read what is newest have been refused."""
+        """The weight version of each step; policies that read the newest have been refused."""
         shape, policy = self._index.shape, self._index.schedule.policy
         return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
 
     def _earliest(self, visits: Sequence[Visit], place: int) -> int:
-        """The visit during which the weights of another may come: `prefetch` before it, but not before the work on
-        this device that their version is made of."""
+        """The first visit during which another's weights may come: `prefetch` before it, but after the work on this
+        device that makes their version."""
         earliest = max(0, place - self.prefetch)
         if self._index.steps:
-            version = self._version(visits[place])
+            version = self._versions[visits[place].step]
             while any(visit.step < version for visit in visits[earliest:place]):
                 earliest += 1
         return earliest
@@ -131,18 +128,14 @@ class _Lane:
         self._num_freed = 0
         self._held: deque[tuple[int, Action]] = deque()  # (visit, activations that were loaded and not freed)
 
-    def pieces(self, place: int, number: int) -> list[Action]:
-        """The weights of a visit in pieces; a gather is in one, which comes with the first activation."""
-        return self._weights.cut(self._visits[place], number)
-
     def bring(self, place: int, num_pieces: int) -> None:
-        """Bring the weights of a visit, when there is a buffer for them."""
+        """Free a buffer, and load the weights of a visit into it."""
         self.free(place - 1 - self._weights.prefetch)
-        self.row += self.pieces(place, num_pieces)
+        self.row += self._weights.pieces(self._visits[place], num_pieces)
 
     def interleave(self, place: int, groups: Sequence[Sequence[Action]], coming: Sequence[int]) -> None:
-        """Let activations come in, and in the gaps the weights of visits to come."""
-        pieces = [piece for other in coming for piece in self.pieces(other, len(groups))]
+        """Load activations, and in the gaps the weights of later visits."""
+        pieces = [piece for other in coming for piece in self._weights.pieces(self._visits[other], len(groups))]
         for number, group in enumerate(groups):
             self.take(place, group)
             if number == 0 and coming:
@@ -152,7 +145,7 @@ class _Lane:
             pieces = pieces[share:]
 
     def take(self, place: int, group: Sequence[Action]) -> None:
-        """Let activations come in; what was loaded has two buffers."""
+        """Load activations, into two buffers."""
         for action in group:
             if action.kind is Kind.LOAD:
                 if len(self._held) == ACTIVATION_BUFFERS:
@@ -161,7 +154,7 @@ class _Lane:
             self.row.append(action)
 
     def free(self, last: int) -> None:
-        """Free the weights of all visits up to one, and the activations they held."""
+        """Free the weights and activations of all visits up to one."""
         while self._num_freed <= last:
             while self._held and self._held[0][0] <= self._num_freed:
                 self._free_held()
@@ -169,7 +162,7 @@ class _Lane:
             self._num_freed += 1
 
     def follow(self, last: int) -> None:
-        """The actions that follow the visits up to one."""
+        """Add the actions that follow the visits up to one."""
         while self._after and self._after[0][0] <= last:
             self.row += self._after.popleft()[1]
 
@@ -184,7 +177,7 @@ _SHARED = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
 
 def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True, spill: bool = False) -> Schedule:
-    """Weights are brought to every visit, and gradients home after it.
+    """The schedule with weights loaded for every visit, and gradients stored on the host after it.
 
     Lane h2d gets LOAD:P and FREE:P of every visit, lane d2h STORE:G and FREE:G of every visit with a weight gradient.
 
@@ -192,8 +185,8 @@ def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True, s
         prefetch: visits whose weights come ahead of the one that runs; a device has one buffer more than that.
         activations: also move what passes between devices (SEND on d2h, RECV on h2d: all of it goes through the
             host) and what is kept for recomputation (STORE:A, and LOAD:A into two buffers).
-        spill: boundary tensors that stay on their device go to the host as well, but for those that the very next
-            action uses. What a backward recomputes from is on the host then, and needs no STORE:A.
+        spill: boundary tensors that stay on their device go to the host as well, except those that the very next
+            action uses. A backward then recomputes from the host's copy, and needs no STORE:A.
 
     Raises:
         ScheduleError: if the schedule has transfers already, or a policy whose versions are not known beforehand.
@@ -298,7 +291,7 @@ def offload(
 
 
 def keep_on_ssd(schedule: Schedule, what: str) -> Schedule:
-    """What is at home on the host lives on its SSDs: every STEP reads it there and writes it back.
+    """The schedule with the host's state on its SSDs: every STEP reads it there and writes it back.
 
     Args:
         what: `none`; `optimizer`: master weights and moments; `all`: weights as well, which every load reads.
@@ -342,7 +335,7 @@ def _kept(kind: Kind, stage: int, microbatch: int | None, part: int) -> Action:
 
 
 def _keeps(schedule: Schedule, backward_stage: int) -> bool:
-    """Whether a backward stage recomputes from an input that a forward keeps; the first has the tokens."""
+    """Whether a backward stage recomputes from an input that a forward saved; the first has the tokens."""
     layers = None if schedule.partition is None else schedule.partition.backward[backward_stage]
     return backward_stage > 0 and layers != 0
 
@@ -377,7 +370,7 @@ def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[V
     return [(place, make(visit)) for place, visit in made if per == "visit" or last[visit.stage, visit.step] == place]
 
 
-# --- what all have in common ---------------------------------------------------------------------------------
+# --- checks and lanes of all passes --------------------------------------------------------------------------
 
 
 def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS, *, cut_head: bool = False) -> Index:
@@ -407,7 +400,7 @@ def _check_per(**words: str | None) -> None:
 
 
 def _with_lanes(schedule: Schedule, rows: Sequence[Mapping[str, list[Action]]]) -> Schedule:
-    """The schedule with more in its lanes, behind what they hold; empty lanes are left out."""
+    """The schedule with rows appended to its lanes; empty lanes are left out."""
     lanes = []
     for row, more in zip(schedule.rows, rows, strict=True):
         found = {name: list(actions) for name, actions in row}

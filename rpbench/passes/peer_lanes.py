@@ -1,7 +1,7 @@
-"""Peer lanes: slices of a model that every rank runs, and takes from the ranks that keep them.
+"""Peer lanes: every rank runs every slice of a model, and gets a slice from the rank that keeps it.
 
 There is one slice for each rank. A rank keeps one for good, with its master weights and optimizer state; the others
-come from rank to rank (`rpbench.ir.waits.handovers`) for a visit each, into buffers that are freed in turn:
+come from rank to rank (`rpbench.ir.waits.handovers`) for one visit each, into buffers that are freed in turn:
 
     h2d       LOAD:P(0)>q LOAD:P(1)>q | FREE:P(0) LOAD:P(2)>q | FREE:P(1) LOAD:P(3)>q ...       with two buffers
     compute               visit 0       visit 1                 visit 2
@@ -31,11 +31,10 @@ def check_slices(name: str, shape: Shape) -> None:
 
 
 def step_at_home(order: Schedule, kept: Sequence[int], *, before_use: bool = False) -> Schedule:
-    """The order with the step of a rank's own slice behind its work of every step.
+    """The order with the STEP of each rank's own slice (`kept`, by rank) after its work of every step.
 
-    Args:
-        kept: rank -> the slice that it keeps.
-        before_use: step as late as can be, right before the rank runs its slice forward in the step after.
+    With `before_use` a STEP comes as late as possible: right before the rank's first forward of its slice in the next
+    step.
     """
     return replace(order, rows=tuple(_with_steps(order, rank, own, before_use) for rank, own in enumerate(kept)))
 
@@ -52,11 +51,7 @@ def _with_steps(order: Schedule, rank: int, own: int, before_use: bool) -> Row:
 
 
 def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], int]) -> Iterator[Action]:
-    """Transfers that bring the slices of some visits of a rank, into as many buffers.
-
-    Args:
-        comes_from: the rank that a visit's slice is taken from.
-    """
+    """Transfers that load the slices of a rank's visits into so many buffers, from the rank `comes_from` names."""
     for place, visit in enumerate(visits):
         if place >= buffers:
             yield Action(Kind.FREE, visits[place - buffers].stage, object="P")
@@ -65,11 +60,7 @@ def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], i
 
 
 def sums(visits: Sequence[Visit], goes_to: Callable[[Visit], int]) -> Iterator[Action]:
-    """Transfers that pass on the gradient of every backward visit of a rank.
-
-    Args:
-        goes_to: the rank that takes the gradient of a visit.
-    """
+    """Transfers that send the gradient of each backward visit to the rank `goes_to` names."""
     for visit in visits:
         if visit.backward:
             yield Action(Kind.STORE, visit.stage, object="G", peer=goes_to(visit))

@@ -1,9 +1,8 @@
 """Recomputation: which stages run their forward again, and where that stands in a row.
 
-    all          every stage runs its forward again, from the input it has kept
-    except_last  the last stage does not, where its backward directly follows its forward
-    (`rpbench.ir.checks.residency`): it
-                 then holds no more than it would
+    all          every stage runs its forward again, from the input it has saved
+    except_last  the last stage does not, where its backward directly follows its forward, which costs no memory
+                 (`rpbench.ir.checks.residency`)
     none         no stage does: a device holds whole activations of every microbatch in flight
     fitting      as few stages do as the memory allows (`rpbench.cost.footprint.fitting`); in simulation
 
@@ -14,10 +13,10 @@ Passes over a row, for forwards that run earlier because little is kept:
 
     checkpoint   every backward gets an R of its own right before it. R needs what its forward kept, not the gradient
                  that comes from above, so it runs in the wait for that gradient.
-    remove       a forward whose backward directly follows keeps what it computes, and needs no R
-    prepose      forwards behind a rank's first backward go before it; what a forward keeps is only its input
+    remove       a forward whose backward directly follows keeps its activations, and needs no R
+    prepose      forwards after a rank's first backward move before it; each keeps only its input
 
-One recomputed activation is there at a time: the R of a backward stands behind the backward before it.
+At most one recomputed activation exists at a time: the R of a backward follows the backward before it.
 
 Source: Huang et al., "GPipe", NeurIPS'19, section 2.3; Kim et al., "torchgpipe", arXiv 2004.09910, section 3; the
 passes of Mario (PPoPP'25), after their description.
@@ -31,7 +30,7 @@ from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Weights
 
-# A search tries them in this order: other choices are to be made with as little recomputation as fits.
+# A search tries them in this order: first with as little recomputation as fits.
 Recompute = Literal["fitting", "all", "except_last", "none"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 EXECUTED: tuple[Recompute, ...] = ("all", "except_last", "none")  # what the engines do
@@ -52,7 +51,7 @@ _SAME_WEIGHTS = frozenset(
 
 
 def check_nothing_leaves(schedule: Schedule, recompute: str, objects: Set[str]) -> None:
-    """Refuse to keep a graph whose weights leave the device before its backward: gathered shards, and what is moved.
+    """Refuse to keep an autograd graph whose weights leave the device before its backward: gathered shards, transfers.
 
     Costs and memory need no such rule: activations stay while weights come back for the backward.
     """
@@ -62,7 +61,7 @@ def check_nothing_leaves(schedule: Schedule, recompute: str, objects: Set[str]) 
 
 
 def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
-    """Refuse to keep what cannot stay where it is."""
+    """Refuse to keep activations that cannot stay where they are; ValueError with a way out."""
     keeps_whole_stages = recompute in ("none", "fitting")
     if recompute == "except_last" and not turns_at_once(schedule):
         raise ValueError(
@@ -103,7 +102,7 @@ def checkpoint(row: Sequence[Action]) -> Row:
 
 
 def prepose(row: Sequence[Action], number: int) -> Row:
-    """The row with the first `number` forwards behind its first backward before it.
+    """The row with the first `number` forwards after its first backward moved before it.
 
     A row whose first backward directly follows its own forward stays as it is: that forward keeps what it computes.
     """
