@@ -92,7 +92,7 @@ class TorchRequest:
         return self.lowered.table.shape.num_microbatches * self.data_parallel
 
     def workload(self, own: Container[int] | None = None) -> Workload:
-        """Equal modules and microbatches everywhere; those that are not one's `own` stay on meta."""
+        """The same modules and microbatches on every rank; modules not in `own` stay on the meta device."""
         model, dtype = Architecture(**self.model), DTYPES[self.dtype]
         if own is None:
             modules = list(build_model(model, seed=self.seed, dtype=dtype))
@@ -128,25 +128,20 @@ class TorchRequest:
 
     @property
     def digest(self) -> str:
-        """A hash of all that ranks must have alike before the first message."""
+        """A hash of all that must be equal on every rank before the first message."""
         fields = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256((fields + self.lowered.digest).encode()).hexdigest()
 
 
 def make_request(schedule: Schedule, model: Architecture, **fields: Any) -> TorchRequest:
-    """A request for a schedule and a model with other `fields` of `TorchRequest`, checked.
-
-    Raises ValueError for what torch's runtime cannot do, or would do wrong without saying so.
-    """
+    """A checked request (`check_request`) for a schedule and a model with other `fields` of `TorchRequest`."""
     request = TorchRequest(to_text(schedule), asdict(model), **fields)
     check_request(request)
     return request
 
 
 def check_request(request: TorchRequest) -> None:
-    """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts: a
-    ValueError with value, rule and way out.
-    """
+    """Raise ValueError for what cannot run or would give wrong gradients without an error, before a process starts."""
     lowered = request.lowered
     _check_partition(lowered.table, request)
     _check_ways(request, splits=lowered.splits_backward)

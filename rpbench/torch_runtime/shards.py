@@ -1,15 +1,15 @@
 """Shards: a stage's module under FSDP2, replicate or tensor parallelism, and the process groups that they need.
 
-Ranks are numbered pipeline rank first: with two data-parallel ranks, processes 0 and 1 are pipeline rank 0.
+Processes are numbered by pipeline rank: with two data-parallel ranks, processes 0 and 1 are pipeline rank 0.
 
-FSDP2 keeps its weights gathered from a step's first action to its last: where backward comes as I and W, resharding in
-between loses weight gradients without an error. Tensor parallelism cuts queries, keys, values and the first matrix of
-the MLP by outputs, the others by inputs, so that what passes between stages is whole.
+FSDP2 keeps its weights gathered for a whole step: where backward comes as I and W, resharding in between loses weight
+gradients without an error. Tensor parallelism cuts queries, keys, values and the first matrices of the MLP by outputs,
+the others by inputs, so that tensors between stages are whole.
 
 Source: torch 2.13, `fully_shard`, `replicate_with_fsdp`, `parallelize_module`; Shoeybi et al., "Megatron-LM",
 arXiv 1909.08053, section 3.
 
-All ranks begin a collective together (a barrier), and it has taken as long as it took the slowest of them.
+Collectives are timed from a barrier on, on the slowest rank.
 """
 
 import time
@@ -38,7 +38,7 @@ STALL_S = 25.0  # no collective of these sizes takes so long; starting and endin
 
 @dataclass(frozen=True)
 class CollectiveRequest:
-    """Collectives to be timed, of so many bytes, in whole values for every rank, on cpu or torch's device type."""
+    """Collectives to be timed: their sizes in bytes, on "cpu" or torch's device type."""
 
     num_ranks: int
     sizes: tuple[int, ...] = SIZES
@@ -46,7 +46,7 @@ class CollectiveRequest:
     device: str = "cpu"
 
     def check(self) -> None:
-        """Refuse a request that cannot run: a ValueError with value, rule and way out."""
+        """Raise ValueError for a request that cannot run."""
         if self.num_ranks < 2:
             raise ValueError(f"ranks={self.num_ranks}: a collective needs at least 2")
         num = torch.accelerator.device_count()
@@ -114,7 +114,7 @@ _pairs: dict[int, list[Any]] = {}
 
 
 class Groups:
-    """The groups of a request; ValueError unless there are as many processes as it has ranks, all with one request."""
+    """The process groups of a request; ValueError if the number of processes is wrong, or one has another request."""
 
     def __init__(self, request: TorchRequest) -> None:
         self.request, self.world = request, dist.get_world_size()
@@ -149,7 +149,7 @@ class Groups:
         return _meshes[key]
 
     def _copies(self) -> Any:
-        """The group of the ranks that hold the same stages, if there are two of each."""
+        """The group of the ranks that hold copies of the same stages; None without copies."""
         if self.request.data_parallel > 1:
             return self.inner.get_group() if self.request.data_mode == "plain" else None
         if len(self.request.lowered.chains.routes) == 1:
@@ -160,7 +160,7 @@ class Groups:
         return _pairs[self.world][min(self.pipeline_rank, self.world - 1 - self.pipeline_rank)]
 
     def add_up(self, parameters: Tensors) -> None:
-        """Sum gradients over copies of the stages, where nothing else has; a parameter without one counts as zeros."""
+        """Sum gradients over copies of the stages, unless FSDP does; a missing gradient counts as zeros."""
         if self._pair is None:
             return
         for parameter in parameters.values():
@@ -170,7 +170,7 @@ class Groups:
             dist.all_reduce(parameter.grad, group=self._pair)
 
     def check_same(self, digest: str) -> None:
-        """All ranks have one table and request; else each raises ValueError naming those that differ."""
+        """Raise ValueError on all ranks if one has another table or request."""
         digests: list[Any] = [None] * self.world
         dist.all_gather_object(digests, digest)
         other = [rank for rank, found in enumerate(digests) if found != digests[0]]
@@ -218,8 +218,9 @@ def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank. Raises ValueError
-    for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
+    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank.
+
+    ValueError for layers that torch's styles cannot cut, or heads that do not divide evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -227,15 +228,22 @@ def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for layer in module.layers.values():
         if isinstance(layer, DecoderLayer):
             _check_layer(layer, mesh.size())
-            plan: dict[str, Any] = {}
-            for name in (*BY_OUTPUTS, *BY_INPUTS):
-                parent, _, child = name.rpartition(".")
-                holder = layer.get_submodule(parent)
-                if (ours := getattr(holder, child)) is not None:
-                    setattr(holder, child, _as_torch_linear(ours))
-                    plan[name] = ColwiseParallel() if name in BY_OUTPUTS else RowwiseParallel()
-            parallelize_module(layer, mesh, plan)
+            names = replace_matrices(layer, lambda name, ours: _as_torch_linear(ours))
+            style = {name: ColwiseParallel() if name in BY_OUTPUTS else RowwiseParallel() for name in names}
+            parallelize_module(layer, mesh, dict[str, Any](style))
     return module
+
+
+def replace_matrices(layer: nn.Module, make: Callable[[str, Linear], nn.Module]) -> list[str]:
+    """Replace every matrix of a decoder layer by what `make` returns for its name and itself; the names."""
+    found = []
+    for name in (*BY_OUTPUTS, *BY_INPUTS):
+        parent, _, child = name.rpartition(".")
+        holder = layer.get_submodule(parent)
+        if (ours := getattr(holder, child)) is not None:
+            setattr(holder, child, make(name, ours))
+            found.append(name)
+    return found
 
 
 def _check_layer(layer: DecoderLayer, num_ranks: int) -> None:
@@ -266,10 +274,10 @@ def _as_torch_linear(ours: Linear) -> nn.Linear:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor; asked without importing them."""
+    """Whether a tensor is a DTensor, found without importing that class."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A sharded tensor put together, on every rank that asks; another one as it is."""
+    """The full tensor of a sharded one, a collective; other tensors as they are."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]

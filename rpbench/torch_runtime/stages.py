@@ -1,7 +1,7 @@
 """Stages: the modules of a rank as torch's pipeline takes them.
 
-The head stands in the last stage and has the labels, so that the loss of a microbatch travels nowhere. As in our engine
-it is divided by the number of microbatches of the step before backward.
+The last stage has the head and the labels, and so computes the loss. As in our engine the loss is divided by the number
+of microbatches of the step before backward.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +16,9 @@ from rpbench.engine.workload import Workload
 
 
 class StageModule(nn.Module):
-    """Some modules of a model in a row: x (B, S, H) -> (B, S, H), tokens (B, S) at the bottom, a loss (1,) at the top.
+    """Consecutive modules of a model: x (B, S, H) -> (B, S, H); the first takes tokens (B, S), the last returns (1,).
 
-    What a microbatch brings comes by keyword, one for each chain: `tokens_0`, `labels_0`, `numbers_0` (1,).
+    The inputs of a microbatch come by keyword, one for each chain: `tokens_0`, `labels_0`, `numbers_0` (1,).
     """
 
     def __init__(self, workload: Workload, modules: range, chain: int) -> None:
@@ -46,7 +46,7 @@ class StageModule(nn.Module):
 
 
 class ChainStage(PipelineStage):
-    """A stage of one of several chains that torch takes for one pipeline: nothing is handed over at a cut."""
+    """A stage of one of several chains that torch takes for one pipeline: chains exchange no tensors."""
 
     def __init__(self, *arguments: Any, chain_length: int, **options: Any) -> None:
         self._chain_length = chain_length

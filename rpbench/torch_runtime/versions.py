@@ -1,7 +1,7 @@
-"""Versions: a table of facts about torch's private runtime for tables, for each version that it was run on.
+"""Versions: facts about torch's private runtime for tables, by version.
 
-A test compares the table with the Python files of torch itself; `python -m tests.torch_versions` runs schedules on each
-version. A torch that is newer than the table is taken for the newest one in it, and what breaks says so.
+A test compares them with torch's own files; `python -m tests.torch_versions` runs schedules on each version. A torch
+newer than the table is treated as the newest one in it, and errors say so.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Names of torch.distributed.pipelining.schedules, and parameters or attributes of theirs, that a run takes for granted.
+# Names of torch.distributed.pipelining.schedules, and methods, that a run needs.
 NEEDED = ("_PipelineScheduleRuntime", "_Action", "record_function", "_get_profiler_function_name")
 METHODS = ("_load_csv", "_step_microbatches", "step")
 
@@ -59,7 +59,7 @@ def number_of(version: str) -> tuple[int, int]:
 
 
 def facts_of(version: str = torch.__version__) -> Facts:
-    """The facts of a version, the newest known of a newer one; ValueError for one older than the table."""
+    """The facts of a version, or of the newest known for a newer one; ValueError for one older than the table."""
     number = number_of(version)
     if number < OLDEST:
         raise ValueError(
@@ -70,7 +70,7 @@ def facts_of(version: str = torch.__version__) -> Facts:
 
 
 def newer_note(version: str = torch.__version__) -> str:
-    """A note beside an error on a torch that is newer than the table; empty on the others."""
+    """A note for errors on a torch that is newer than the table; empty on others."""
     if number_of(version) <= NEWEST:
         return ""
     return f"torch {version} is newer than {_text(NEWEST)}, the newest its tables were tried with; {_way_out()}"

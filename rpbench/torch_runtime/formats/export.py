@@ -1,8 +1,8 @@
 """Export: a schedule in the form another program reads, by name, as `show ... format=` prints it.
 
-torchtitan's options begin with its model. A module (`--module qwen3`) has the parts of a layer: norms of queries and
-keys are Qwen3's, Llama 3's has none. A flavour has the sizes, and a function in `config_registry.py`
-(`--config qwen3_1_7b`) starts one; where there is none it has to be written first.
+torchtitan's options name a model: a module (`--module qwen3`) has the parts of a layer (Qwen3 has norms of queries and
+keys, Llama 3 has none), a flavour has the sizes, and a function in `config_registry.py` (`--config qwen3_1_7b`) starts
+a flavour; where there is none it must be written first.
 
 Source: torchtitan 0.3.0, `models/llama3` and `models/qwen3` (`__init__.py`, `config_registry.py`), and
 `models/common/decoder.py`, which refuses a tied head under a pipeline.
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
-    """A schedule in one of `FORMS`; ValueError for an unknown form, or one that cannot hold it, with the reason."""
+    """A schedule in one of `FORMS`; ValueError for an unknown form, or one that cannot hold the schedule."""
     if form not in FORMS:
         raise ValueError(f"format={form}: one of {', '.join(FORMS)}")
     return FORMS[form](schedule, given)
@@ -75,7 +75,7 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
 
 
 def _megatron(schedule: Schedule, given: Given) -> str:
-    """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
+    """One option a line, without the order, which is Megatron's own. Equal virtual stages also in the older options."""
     partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
     told = megatron_numbers(plan)
     equal = None
@@ -150,7 +150,7 @@ FLAVORS = {
 
 
 def module_of(model: Architecture) -> str | None:
-    """The module that has a model's parts; None where neither of the two has."""
+    """torchtitan's module with a model's parts; None if neither of the two has them."""
     others = (model.latent, model.windows, model.learned_positions, model.biases, model.attention_sinks)
     if not model.gated or model.attention_gate or any(others):
         return None
@@ -160,7 +160,7 @@ def module_of(model: Architecture) -> str | None:
 
 
 def model_notes(model: Architecture, *, pipeline: bool) -> Iterator[str]:
-    """How torchtitan is told a model, and what it refuses of it."""
+    """Notes on torchtitan's options for a model, and on what it refuses."""
     module = module_of(model)
     if module is None:
         yield f"model: llama3 and qwen3 of torchtitan 0.3 lack parts of {model.name}: take a module that has them"

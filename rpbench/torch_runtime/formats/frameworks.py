@@ -1,9 +1,8 @@
 """Options of other frameworks: torchtitan's TOML, Megatron's arguments, DeepSpeed's JSON, accelerate's YAML for FSDP2.
 
-They read a partition or an order from options of their own, and how large a microbatch is, how many there are and what
-is recomputed from others. Only what they can express is written, the rest is a note: torchtitan and NeMo AutoModel find
-the placement by the schedule's NAME and not in the file, Megatron and DeepSpeed run their own order, and none of them
-recomputes some stages and others not.
+Only what a framework can express is written, the rest is a note: torchtitan and NeMo AutoModel take the placement from
+the schedule's NAME and not from the file, Megatron and DeepSpeed run their own order, and none of them recomputes some
+stages and others not.
 
 Source: torchtitan 0.3 (`TrainingConfig`, `ParallelismConfig`; its head was named `output` before) and NeMo AutoModel,
 `pipeline_parallel_schedule_csv` and `pp_schedule_csv` and what builds stages for them; Megatron-LM,
@@ -87,7 +86,7 @@ class PlanNumbers:
 
 
 def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **known: Any) -> PlanNumbers:
-    """The numbers that a schedule, made with options, says of itself, and others that are known, which go first."""
+    """The numbers of a schedule made with options; those `known` otherwise replace them."""
     shape, options = schedule.shape, dict(options or {})
     ranks, everywhere = shape.num_ranks, bool(schedule.placement) and len(schedule.placement[0]) == shape.num_ranks > 1
     found: dict[str, Any] = {"num_microbatches": shape.num_microbatches, "options": options}
@@ -105,10 +104,10 @@ def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **k
 
 @dataclass(frozen=True)
 class Lines:
-    """Options to paste, of which a mapping is a section of its own, and sentences for a person beside them."""
+    """Options to paste, of which a mapping is a section of its own, and notes for people."""
 
     options: Mapping[str, Any]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def to_toml(self) -> str:
         """Notes as comments, then one option a line, sections last."""
@@ -227,11 +226,11 @@ def roundpipe_plan(partition: Partition) -> dict[str, object]:
 
 
 def roundpipe_host_bytes(model: Architecture, optimizer: OptimizerSettings) -> dict[str, int]:
-    """The host's memory under the released library by its `pin_model`, without inputs that are kept to recompute from.
+    """Host bytes under the released library by its `pin_model`, without inputs saved for recomputation.
 
     16-bit weights are pinned by torch's allocator (`alloc`), whose blocks are powers of two, in place (`register`), or
-    not at all (`off`). Their gradients come home into blocks of that allocator whichever it is. The optimizer's
-    masters, gradients and moments, in 32 bits each, are never pinned.
+    not at all (`off`). Their gradients always arrive in blocks of that allocator. The optimizer's masters, gradients
+    and moments, in 32 bits each, are never pinned.
 
     Source: roundpipe 0.1.1, `memory.py`, `transfer.py` and `optim`; torch, `c10/core/CachingHostAllocator`.
     """
@@ -253,7 +252,7 @@ def roundpipe_host_bytes(model: Architecture, optimizer: OptimizerSettings) -> d
 
 
 def _placed_by(table: Schedule, framework: Framework) -> str:
-    """A schedule of theirs whose stages stand where the table's do."""
+    """The name of the framework's schedule that places stages as the table does; ScheduleError without one."""
     p, stages = table.shape.num_ranks, table.shape.num_stages
     placed = placement_of(table)
     if stages == p and placed == [[rank] for rank in range(p)]:
@@ -291,8 +290,8 @@ def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
 def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, Any]:
     """DeepSpeed's JSON for a plan, with the boundaries of a pipeline's stages (`deepspeed_parts`).
 
-    What it has no key for stands in a section `rpbench`, which it does not read. Raises ValueError for what its engines
-    do not compose.
+    Values without a key are in a section `rpbench`, which it does not read. ValueError for what its engines do not
+    compose.
     """
     if plan.pipeline > 1 and plan.shared in ("gradients", "parameters"):
         raise ValueError(f"{plan.shared} shared under a pipeline: DeepSpeed's pipeline takes ZeRO-1 at most")
@@ -335,9 +334,8 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
 
 
 def accelerate_yaml(plan: PlanNumbers) -> str:
-    """accelerate's YAML for FSDP2; raises ValueError for a plan that FSDP2 does not run.
-
-    What its launcher does not read, a trainer must be told: comments, `# key: value`.
+    """accelerate's YAML for FSDP2, with a trainer's own options as comments `# key: value`; ValueError for a plan that
+    FSDP2 does not run.
     """
     if plan.pipeline > 1 or plan.shared not in ("gradients", "parameters"):
         raise ValueError("format=fsdp2 writes plans whose replicas share gradients or parameters: zero_2, zero_3")
@@ -392,7 +390,7 @@ def megatron_options(
 
 
 def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
-    """The same without a layout, errors too; None where stages differ or a rank has one."""
+    """`megatron_options` without a layout, for equal stages; None where stages differ or a rank has one."""
     options = megatron_options(partition, num_ranks)
     counts = _counts(partition)
     if len(set(counts)) > 1 or len(counts) == num_ranks:

@@ -1,6 +1,6 @@
 """Member: one rank of a run: its stages on torch's runtime, its batches, its optimizer, and its measurements.
 
-Steps run the whole table. Between them gradients are added up over copies of the stages: the two directions of a
+Every step runs the whole table. After it gradients are summed over copies of the stages: the two directions of a
 two-way schedule, or data-parallel ranks.
 """
 
@@ -29,9 +29,9 @@ from rpbench.torch_runtime.versions import facts_of
 
 
 class Member:
-    """This rank's part of a request, on a process group that is up, with its line on the board.
+    """This rank's part of a request, in an initialised process group; `place` is its line on the board.
 
-    Raises ValueError if there are not as many processes, or another rank has another request.
+    ValueError if the number of processes is wrong, or another rank has another request.
 
     Attributes:
         steps: per timed step, its recorded actions, and its first and last moment by this rank's clock.
@@ -63,13 +63,13 @@ class Member:
         self.losses: list[float] = []
 
     def _boundary(self) -> torch.Tensor:
-        """One microbatch's tensor between two stages, (B, S, H), with `requires_grad` or none comes back."""
+        """One microbatch's tensor between two stages, (B, S, H); it requires a gradient, or none would come back."""
         batch, length = self.workload.batch(0).tokens.shape
         sizes, dtype = (batch, length, self.request.model["hidden"]), DTYPES[self.request.dtype]
         return torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
 
     def _make_stages(self, layout: Layout) -> list[Any]:
-        """The stages of this rank, ascending, as torch's warm-up needs them."""
+        """The stages of this rank, ascending."""
         chains, wrap, found = self.lowered.chains, wrapper(self.request, self.groups), []
         workload, length = self._scaled(self.workload), len(chains.routes[0])
         tokens = workload.batch(0).tokens.to(self.device)
@@ -116,14 +116,14 @@ class Member:
         return dict(sorted(found.items()))
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One for sharded and one for whole parameters, which no fused step takes together; none if weights stay."""
+        """One for sharded and one for whole parameters, which no fused step takes together; none without updates."""
         kinds = [[p for p in self.parameters.values() if is_sharded(p) is sharded] for sharded in (True, False)]
         return [self.request.settings().make(own) for own in kinds if own and self.request.optimizer is not None]
 
     # --- checkpoints ---
 
     def _go_on(self, data: Path) -> None:
-        """Take weights and the optimizer's state from a checkpoint's data; every rank its own part."""
+        """Load this rank's weights and optimizer state from a checkpoint's data."""
         kept = checkpoint.metadata_of(data).state_dict_metadata
         states = {
             parameter: optimizer
@@ -139,7 +139,7 @@ class Member:
         checkpoint.read(data, self._named(), alone=False)
 
     def _named(self) -> dict[str, torch.Tensor]:
-        """Weights and the optimizer's state of this rank's modules by their names in the whole model."""
+        """Weights and optimizer state of this rank's modules by their names in the whole model."""
         states = {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
         return checkpoint.named(
             {place: parameter.detach() for place, parameter in self.parameters.items()},
@@ -147,7 +147,7 @@ class Member:
         )
 
     def save(self) -> None:
-        """Write the state after the last step, all ranks together; rank 0 makes it a checkpoint."""
+        """Write the state after the last step, a collective; rank 0 commits the checkpoint."""
         if self.request.save_to is None:
             return
         folder, num_steps = Path(self.request.save_to), self.request.first_step + self.request.num_steps
@@ -171,7 +171,7 @@ class Member:
         self.recorder.place.write(Phase.DONE)
 
     def run_once(self) -> None:
-        """One step on the first step's microbatches; weights stay, and only this step is remembered."""
+        """One step on the first step's microbatches without an update; only this step is kept."""
         self.steps.clear()
         self.losses.clear()
         self._step(0)
@@ -227,9 +227,9 @@ class Member:
     # --- results ---
 
     def gradients(self) -> Tensors:
-        """Those of the last step, whole; every data- or tensor-parallel rank must ask."""
+        """The full gradients of the last step; a collective over data- or tensor-parallel ranks."""
         return {place: whole(p.grad) for place, p in self.parameters.items() if p.grad is not None}
 
     def weights(self) -> Tensors:
-        """As they are now, whole."""
+        """The full weights; a collective as well."""
         return {place: whole(parameter.detach()) for place, parameter in self.parameters.items()}

@@ -1,7 +1,7 @@
 """Ranks: processes of this host that run requests together, started, watched and ended here.
 
-Whatever goes wrong in one ends all of them with an error that names the rank at fault
-(`rpbench.torch_runtime.processes.diagnosis`). A rank that hangs is found by the board: no rank has moved for `stall_s`.
+A failure of one ends all of them, with an error that names the rank at fault
+(`rpbench.torch_runtime.processes.diagnosis`). The board shows a rank that hangs: no rank has moved for `stall_s`.
 """
 
 import json
@@ -37,8 +37,8 @@ class Ranks:
     """Processes that run requests together, with their `pids`. Use it in a `with` block, or close it.
 
     Args:
-        stall_s: no rank may stand still for longer while another waits; longer than any one action takes.
-        program: what each process runs, as of `rpbench.side_processes.start`; its board comes behind.
+        stall_s: how long a rank may stand still while another waits; longer than any one action takes.
+        program: the program of each process for `rpbench.side_processes.start`, to which its board's path is added.
     """
 
     def __init__(self, num_ranks: int, stall_s: float = STALL_S, program: Sequence[str] = WORKER) -> None:
@@ -78,8 +78,8 @@ class Ranks:
         self._processes.append(process)
 
     def run(self, request: TorchRequest) -> Outcome:
-        """The outcome of a request. Raises ValueError if it cannot be, and the ranks live on; RunFailed if a rank died,
-        raised, hung or ran out of memory, and all of them have ended.
+        """The outcome of a request. ValueError if it cannot run: the ranks live on. RunFailed if a rank died, raised,
+        hung or ran out of memory: all of them have ended.
         """
         check_request(request)
         return Outcome(request, self._ask(request))
@@ -94,9 +94,9 @@ class Ranks:
         return self._ask(request)
 
     def run_case(self, case: Case) -> list[Answer]:
-        """The answers of all ranks to a case of another system; the same case once more begins from the same weights.
+        """The answers of all ranks to a case of another system; a repeated case starts from the same weights.
 
-        Raises as `run` does; a case that takes longer than `stall_s` is taken for hung.
+        Raises as `run` does; a case that takes longer than `stall_s` counts as hung.
         """
         return self._answers([case] * len(self._processes))
 
@@ -108,7 +108,7 @@ class Ranks:
         return self.ask_each([request] * len(self._processes))
 
     def ask_each(self, requests: Sequence[AnyRequest]) -> Answer:
-        """Rank 0's answer where each rank has a request of its own; they refuse them unless all are alike."""
+        """Rank 0's answer to one request for each rank; the ranks refuse them unless all are equal."""
         return self._answers(requests)[0]
 
     def _answers(self, requests: Sequence[AnyRequest | Case]) -> list[Answer]:
@@ -132,7 +132,7 @@ class Ranks:
                 stdin.flush()
 
     def _listen(self, request: AnyRequest | Case) -> dict[int, Answer]:
-        """An answer of every rank, or of those that had one soon after the first that failed or refused."""
+        """The answers of all ranks, or of those that answer soon after the first failure or refusal."""
         heard: dict[int, bytes] = dict.fromkeys(range(len(self._processes)), b"")
         answers: dict[int, Answer] = {}
         stop_at = float("inf")
@@ -219,7 +219,7 @@ class _Watch:
         return time.monotonic() - self._since > self._stall_s or self._one_has_not_come(found)
 
     def _one_has_not_come(self, found: Sequence[Standing]) -> bool:
-        """Whether a process is stopped before its first action, or has not even a board after minutes."""
+        """Whether a process is stopped before its first action, or has no board after minutes."""
         waited_s = time.monotonic() - self._began
         starting = [pid for pid, standing in zip(self._pids, found, strict=True) if standing.phase is Phase.STARTING]
         if waited_s > self._stall_s and any(map(is_stopped, starting)):

@@ -1,12 +1,11 @@
 """Worker: one rank of a run, started by `rpbench.torch_runtime.processes.ranks` or by torchrun.
 
-Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others when
-they have ended. A thread watches stdin: a parent that ends without a farewell was killed, and no rank outlives it even
-while it waits for a message, nor does the folder they share.
+A parent sends requests on stdin, one a line, and reads an answer to each on stdout. A thread watches stdin: a parent
+that ends without a farewell was killed, and then every rank ends, even while it waits for a message, and removes the
+folder that they share.
 
-Contenders may stay on the ranks side by side and run a step each when they are asked. Their weights, receive buffers
-and torch's own schedule objects are made once, so that two orders of the same work can alternate a step at a time, in
-processes that hold both.
+Several contenders may stay on the ranks and run one step each on request. Their weights, receive buffers and torch's
+schedule objects are made once, so that two orders of the same work can alternate step by step in the same processes.
 """
 
 import gc
@@ -41,7 +40,7 @@ from rpbench.torch_runtime.versions import load_runtime, newer_note
 
 @dataclass(frozen=True)
 class StepRequest:
-    """One step of a resident, made when first named, on the first step's microbatches; weights stay."""
+    """One step of a resident on the first step's microbatches, without an update; its first request makes it."""
 
     name: str
     request: TorchRequest
@@ -56,7 +55,7 @@ class StepRequest:
 
 
 class Residents:
-    """Contenders that stay on this rank, whose line on the board is `place`."""
+    """Contenders that stay on this rank; `place` is its line on the board."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -98,11 +97,11 @@ AnyRequest = TorchRequest | StepRequest | CollectiveRequest
 
 
 class Refused(ValueError):
-    """A request that cannot be; nothing has run."""
+    """A request that cannot run; nothing has run."""
 
 
 def start_group(device: str, join_s: float = JOIN_S) -> None:
-    """Join the environment's processes; ValueError if it has none, RunFailed for a rank not there in `join_s` s."""
+    """Join the process group of the environment; ValueError without one, RunFailed if a rank does not come in time."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"{', '.join(missing)} not set: start ranks with torchrun, or let rpbench start them")
@@ -125,14 +124,14 @@ def start_group(device: str, join_s: float = JOIN_S) -> None:
 
 
 def shared_store(name: str, **options: Any) -> dist.PrefixStore:
-    """A part of the store that all ranks of this run share, by its name; options are those of `TCPStore`."""
+    """A named part of the store that all ranks of this run share; options are those of `TCPStore`."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     scope = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return dist.PrefixStore(f"rpbench/{scope}/{name}", dist.TCPStore(host, port, wait_for_workers=False, **options))
 
 
 def _joined(rank: int, world: int, join_s: float) -> dist.Store:
-    """The store that all ranks share, once every one of them is there."""
+    """The shared store, once every rank has come."""
     at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline = time.monotonic() + join_s
@@ -158,7 +157,9 @@ def _joined(rank: int, world: int, join_s: float) -> dist.Store:
 
 
 def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
-    """This rank's part, by a member changed first; the answer on rank 0. Refused, on all, if it does not fit."""
+    """Run this rank's part with a member that `change` may alter; rank 0's answer. All ranks raise Refused if it cannot
+    run.
+    """
     with one_thread():
         try:
             try:
@@ -183,7 +184,7 @@ _KINDS: Mapping[str, type[TorchRequest | CollectiveRequest | Case]] = {
 
 
 def to_line(request: AnyRequest | Case) -> str:
-    """A request of any kind, as ranks of this host are sent it."""
+    """A request as one line of JSON."""
     return json.dumps((type(request).__name__, asdict(request)))
 
 
@@ -261,7 +262,7 @@ def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:
 
 
 def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> None:
-    """Put a parent's requests into the queue, None behind the last; remove the boards of one without a farewell."""
+    """Queue a parent's requests, then None; without a farewell remove the folder of boards."""
     line = ""
     for line in filter(None, map(str.strip, source)):
         if line != FAREWELL:

@@ -27,16 +27,14 @@ from rpbench.ir.schedule import Schedule
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.linear import Linear
 from rpbench.torch_runtime.processes.member import Member
-from rpbench.torch_runtime.shards import BY_INPUTS, BY_OUTPUTS
+from rpbench.torch_runtime.shards import BY_INPUTS, replace_matrices
 
-# Split sums: plain training whose matrix products are made in the parts that tensor-parallel ranks make.
-#
-# A product cut by inputs is a sum of partial products, and so is the gradient of the input of one cut by outputs: such
-# sums round otherwise than one long dot product. With this reference, what is left of a difference is not rounding.
+# Plain training with matrix products summed from the parts that tensor-parallel ranks compute. Sums of parts round
+# otherwise than one long dot product; a difference from this reference is not rounding.
 
 
 class SplitLinear(nn.Module):
-    """x (..., inputs) -> (..., outputs) in as many equal parts as ranks: slices, or summands by inputs."""
+    """x (..., inputs) -> (..., outputs) in equal parts, one a rank: slices, or summands if `by_inputs`."""
 
     def __init__(self, linear: Linear, num_parts: int, *, by_inputs: bool) -> None:
         super().__init__()
@@ -61,16 +59,8 @@ def with_split_sums(workload: Workload, num_parts: int) -> Workload:
     """The same training with every decoder layer's matrices multiplied in parts; its modules are changed."""
     for module in workload.modules:
         if isinstance(module, DecoderLayer):
-            for name in (*BY_OUTPUTS, *BY_INPUTS):
-                _split(module, name, num_parts)
+            replace_matrices(module, lambda name, ours: SplitLinear(ours, num_parts, by_inputs=name in BY_INPUTS))
     return replace(workload)
-
-
-def _split(layer: nn.Module, name: str, num_parts: int) -> None:
-    parent, _, child = name.rpartition(".")
-    linear = getattr(layer.get_submodule(parent), child)
-    if linear is not None:
-        setattr(layer.get_submodule(parent), child, SplitLinear(linear, num_parts, by_inputs=name in BY_INPUTS))
 
 
 ROUND_TRIPS = 20
@@ -78,7 +68,7 @@ Answer = dict[str, Any]
 
 
 def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> Answer | None:
-    """The answer of a run, and `more` of every rank, on rank 0; a collective, which all ranks must call."""
+    """The answer of a run on rank 0, with `more` of every rank; a collective."""
     offset_s, error_s = clock_offset(member.device)
     hop_s = measure_hop(member)
     own = {
@@ -126,10 +116,10 @@ def versions() -> dict[str, str]:
 
 
 def clock_offset(device: torch.device) -> tuple[float, float]:
-    """Seconds to add to this rank's clock to get rank 0's, and the most it is wrong by.
+    """Seconds from this rank's clock to rank 0's, and the largest error.
 
-    Processes of one host share a clock. Otherwise the quickest of some round trips of rank 0's time is taken, which is
-    wrong by half of that round trip at most.
+    Processes of one host share a clock. For others the quickest of some round trips counts; its error is at most half
+    of it.
     """
     hosts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
@@ -246,7 +236,7 @@ def _reference(member: Member, workload: Workload) -> Trajectory:
 
 
 def summation_order(table: Schedule, num_steps: int, num_replicas: int) -> Mapping[tuple[int, int], Groups]:
-    """(backward stage, version) -> microbatches in the order their gradients are added up, replica after replica."""
+    """(backward stage, version) -> microbatches in the order in which gradients are summed, replica after replica."""
     own, size = gradient_groups(Analysis(table)), table.shape.num_microbatches
     found: dict[tuple[int, int], Groups] = {}
     for step in range(num_steps):

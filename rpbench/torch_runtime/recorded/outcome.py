@@ -1,7 +1,7 @@
 """Outcome: the records of all ranks as the timelines that the simulator makes and the fields of a record.
 
-The graph of a table is timed with the durations its actions had in that very step and messages that take no time. What
-the step took longer is waiting for messages that were under way, issuing them, and torch's work between actions.
+A replay times a table's graph with the measured durations of its actions and messages that take no time. The rest of
+the step is waiting for messages under way, issuing them, and torch's work between actions.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class Outcome:
 
     @cached_property
     def losses(self) -> list[float]:
-        """Mean loss of every step. Data-parallel ranks each have their part of it, tensor-parallel ones all of it."""
+        """Mean loss of every step: a sum over data-parallel ranks; tensor-parallel ranks each have all of it."""
         ranks = self.answer["ranks"][:: self.request.tensor_parallel]
         parts = self.request.data_parallel if self.request.data_mode != "plain" else 1
         return [sum(rank["losses"][step] for rank in ranks) / parts for step in range(self.num_steps)]
@@ -80,10 +80,9 @@ class Outcome:
         return max(own["ended"] for own in steps) - min(own["began"] for own in steps)
 
     def timeline(self, step: int = -1) -> Timeline:
-        """When each action of the table computed, in seconds from the step's first moment; what it waited before is in
-        no span.
+        """When each action of the table computed, in seconds from the step's start, waiting left out.
 
-        Raises ValueError if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
+        ValueError if the ranks did not run the table's rows, as with torch's own single-stage schedules.
         """
         lowered = self.request.lowered
         found = {ran.action: ran for rank in range(lowered.num_ranks) for ran in self.ran(rank, step)}
@@ -136,7 +135,7 @@ def _is_ours(token: str) -> bool:
 
 
 def replay_makespan(timeline: Timeline) -> float:
-    """Seconds of a table's step if every action starts as soon as its rank and its inputs allow."""
+    """Seconds of a table's step if every action starts as soon as its rank is free and its inputs are there."""
     index = Index(timeline.schedule)
     ends = [0.0] * len(index.actions)
     lane_starts = {lane.start for lane in index.lanes}

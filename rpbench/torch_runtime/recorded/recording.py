@@ -1,8 +1,7 @@
 """Recording: torch's runtime with a clock at every lowered action, and a line on the board of where it stands.
 
-torch runs an action inside `record_function("PP:<token>")`, whatever the action is; that name is replaced while a step
-runs. What an action computes is timed at the three methods of a stage that compute, so that the time from the action's
-start to there is what it waited for a message.
+torch runs every action inside `record_function("PP:<token>")`, which is replaced while a step runs. Computations are
+timed at the three methods of a stage that compute: the time from an action's start until then is waiting for a message.
 """
 
 import time
@@ -49,7 +48,7 @@ class Recorder:
 
     @contextmanager
     def action(self, name: str) -> Iterator[None]:
-        """Around everything torch does for an action."""
+        """Wraps all that torch does for an action."""
         token = name.removeprefix(PREFIX)
         self.place.write(Phase.WAITING, self.positions.get(token))
         self.before(token)
@@ -94,10 +93,10 @@ class Recorder:
 
 
 def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: int, order_of: str) -> Any:
-    """torch's runtime for tables, recorded, whose rows are still to be loaded; or its schedule `order_of`.
+    """torch's runtime for tables, whose rows must still be loaded, or its own schedule `order_of`; with recording.
 
-    Of its single-stage classes, which run no lowered actions, only computations are timed. Raises ValueError if torch
-    has no schedule of that name, or it takes other stages.
+    torch's single-stage schedules run no lowered actions: only their computations are timed. ValueError if torch has no
+    schedule of that name, or it takes one stage a rank and there are more.
     """
     schedules: Any
     schedules, base, _ = load_runtime()
@@ -131,12 +130,12 @@ def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: i
 
 
 def _sum(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The loss is made by the last stage; torch wants a function all the same."""
+    """torch requires a loss function, although the last stage computes the loss."""
     return loss.sum()
 
 
 def _listen_alone(stage: Any, recorder: Recorder) -> None:
-    """Make an action of each computation: the single-stage classes have loops of their own."""
+    """Record each computation as an action: the single-stage classes have loops of their own."""
     for name, kind in (("forward_one_chunk", "F"), ("backward_one_chunk", "B")):
         call = getattr(stage, name)
 
