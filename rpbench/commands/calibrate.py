@@ -33,16 +33,16 @@ class RanksFailed(RuntimeError):
 
 
 def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
-    """Measure the machine and write `NAME.yaml`; says where it is and what it holds.
+    """Measure the machine and write `NAME.yaml`; its path and contents.
 
     Args:
         arguments: `name=`, `device=cpu|accelerator`, `num_devices=` (cores that work at the same time; default: all
             this process may use), `ranks=` (processes between which collectives are measured, for meshes; default:
             none), `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one), `dry=`
-            (so many accelerators are made up, whose order of streams is checked; nothing is written).
+            (number of simulated accelerators, whose order of streams is checked; nothing is written).
 
     Raises:
-        ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
+        ConfigError: for an unknown option, an invalid name, or one that would replace a shipped file.
         ValueError: for a device that is not there, or fewer of them than ranks.
         RanksFailed: if a rank died, or hung for half a minute; all have ended, and nothing is written.
     """
@@ -74,7 +74,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
 def _measured(
     options: dict[str, str], device: str, num_devices: int, tell: Callable[[str], None], dry: int = 0
 ) -> "tuple[Machine, dict[str, Any]]":
-    """The machine, and what is said of it: rates, collectives, layers, and the load of other programs meanwhile."""
+    """The machine, and its rates, collectives, layers and load of other programs as JSON-ready data."""
     from rpbench.engine.measure import calibration  # torch
     from rpbench.run.cluster_file import cluster_of, layers_of
 
@@ -95,7 +95,7 @@ def _measured(
 
 
 def _dry_run(options: dict[str, str], device: str, dry: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """The same on made-up accelerators: what is missing in its order of streams, and none of the numbers."""
+    """`_measured` on simulated accelerators: faults in its order of streams, without the meaningless numbers."""
     from rpbench.engine.stream_order.machine import Machine as Accelerators
     from rpbench.run.cluster_file import to_text
     from rpbench.run.training.on_accelerators import order_found
@@ -108,7 +108,7 @@ def _dry_run(options: dict[str, str], device: str, dry: int, tell: Callable[[str
 
 
 def _blank(value: Any) -> Any:
-    """The same without what was measured, which is nothing but floats."""
+    """A value without its measured numbers, which are the floats."""
     if isinstance(value, dict):
         return {key: _blank(each) for key, each in value.items() if not isinstance(each, float | None)}
     return [_blank(each) for each in value] if isinstance(value, list) else value
@@ -133,7 +133,7 @@ def _device(options: dict[str, str]) -> str:
 
 
 def _dry(options: dict[str, str], device: str) -> int:
-    """How many accelerators are to be made up; 0: none."""
+    """How many accelerators to simulate; 0: none."""
     asked = options.get("dry")
     if asked is None:
         return 0

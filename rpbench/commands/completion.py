@@ -1,6 +1,6 @@
-"""`list` and `completion`: what can be chosen, and the shell that offers it.
+"""`list` and `completion`: the options of each choice, and a shell script that offers them.
 
-The script holds its words: completing starts no Python. Print it again after adding files of one's own.
+The script contains the words, so that completion starts no Python. Print it again after adding files of your own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,7 @@ from rpbench.sim.events import RULES
 
 
 def listed(what: str) -> Iterator[dict[str, str]]:
-    """Name and one line about each option of schedules or of a folder (`rpbench.commands.usages.LISTS`).
-
-    The user's own have a `path`.
-    """
+    """Name and one line about each option of a list (`rpbench.commands.usages.LISTS`); the user's own have a `path`."""
     if what == "schedules":
         for name, entry in registry.offered().items():
             found = registry.sources(entry)
@@ -38,7 +35,7 @@ def listed(what: str) -> Iterator[dict[str, str]]:
 
 
 def first_comment(path: Path) -> str:
-    """The first line of a file's first comment that says something, without its mark."""
+    """The first line of comment in a file that is neither empty nor a directive, without its mark."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and line.strip("# ") and not line.strip("# ").startswith("@"):
             return line.strip("# ")

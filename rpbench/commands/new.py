@@ -16,7 +16,7 @@ from rpbench.records.record import check_writable, write_atomically
 
 MOST_LETTERS = 100
 
-# What is run to see it work, and where its text comes from.
+# The command that tries each kind.
 _RUNS = {
     "model": "rpbench model={name} cluster=8x_rtx4090 cost=analytic",
     "cluster": "rpbench model=qwen3_1p7b cluster={name} cost=analytic",
@@ -26,8 +26,8 @@ _RUNS = {
 
 
 def new(arguments: Sequence[str]) -> dict[str, str]:
-    """Write the file; says where it is and what runs it. Raises ConfigError for another kind, a name that is none or is
-    taken, or a place that cannot be written.
+    """Write the file; its path and the command that runs it. ConfigError for another kind, a name that is invalid or
+    taken, or a folder that cannot be written.
     """
     if len(arguments) != 2 or arguments[0] not in _RUNS:
         raise ConfigError(
@@ -73,7 +73,7 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _name_folder(path: Path) -> None:
-    """Say in a new `rpbench.yaml` that this folder is a place."""
+    """Write an `rpbench.yaml` that names this folder as one with files of the user's own."""
     if path.exists():
         raise ConfigError(f"{path} names no folder, so that nothing here is found: add path: [.] to it")
     lines = (

@@ -24,9 +24,7 @@ from rpbench.whole_file import read_text
 
 
 def compare_plans(request: Request) -> dict[str, Any]:
-    """The plans of every method, the best first; a method that cannot be used says why. Raises ValueError if the
-    request is wrong for every method.
-    """
+    """The plan of every method, the best first, and why others cannot be used; ValueError if none can."""
     problem = pose(request)
     plans: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
@@ -90,10 +88,9 @@ LISTS = ("machines_per_level", "bandwidth_bytes_per_s")
 
 
 def partition_profile(arguments: Sequence[str]) -> dict[str, Any]:
-    """The pipeline that PipeDream makes of a profile, with what it predicts, as JSON-ready data.
+    """PipeDream's pipeline for a profile with its predictions, as JSON-ready data.
 
-    Arguments are `key=value`, the keys being the fields of `PartitionRequest`; ValueError if they or the profile are
-    wrong.
+    Arguments are `key=value` with the fields of `PartitionRequest`; ValueError if they or the profile are wrong.
     """
     request = _request(arguments)
     network = _network(request)
@@ -188,7 +185,7 @@ def _why_none(cuts: Cuts, network: pipedream.Network, rules: pipedream.Rules) ->
 
 
 def _verdict(cuts: Cuts, pipeline: pipedream.Pipeline, rules: pipedream.Rules) -> dict[str, Any]:
-    """Levels are filtered by memory one at a time; only the whole shows how many minibatches are under way."""
+    """Whether the whole pipeline fits: the planner checks the memory of each level alone."""
     needed = pipedream.stage_bytes(cuts, pipeline)
     worst = max(range(len(needed)), key=lambda stage: needed[stage])
     if rules.memory_bytes is None or needed[worst] <= rules.memory_bytes:

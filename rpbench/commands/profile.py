@@ -20,18 +20,17 @@ LOSS_BYTES = 4  # one float, all that the head hands on
 
 @dataclass
 class ProfileRequest:
-    """Keys of the verb's own: the files are `<out>_nodes.csv` and `<out>_edges.csv`."""
+    """Keys of the verb; the files are `<out>_nodes.csv` and `<out>_edges.csv`."""
 
     out: str | None = None
     num_runs: int = 10
 
 
 def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
-    """Write the profile of a model; where it is and what it adds up to, as JSON-ready data.
+    """Write the profile of a model; its paths and sums, as JSON-ready data.
 
-    Arguments are overrides, which say what the model is, and the keys of `ProfileRequest`. With `cost=NAME` among them
-    times come from that table, otherwise they are measured here. Raises ValueError for a wrong request, before anything
-    is measured.
+    Arguments are the keys of `ProfileRequest` and overrides of a run. With `cost=NAME` times come from that table,
+    otherwise they are measured here. ValueError for a wrong request, before anything is measured.
     """
     own = {key: value for key, _, value in (item.partition("=") for item in arguments) if key in ("out", "num_runs")}
     asked = typed(ProfileRequest, own)
@@ -72,7 +71,7 @@ def _measured(request: Request, num_runs: int) -> LayerGraph:
 
 
 class _Progress:
-    """Says on stderr how many runs are over, once a second at most."""
+    """Prints to stderr how many runs are over, at most once a second."""
 
     def __init__(self, name: str) -> None:
         self.name, self.said = name, time.monotonic()
@@ -85,7 +84,7 @@ class _Progress:
 
 
 def _from_table(request: Request) -> LayerGraph:
-    """Embedding, which tables give no time, layers and head; recomputation is not PipeDream's."""
+    """Embedding (without a time in tables), layers and head; no recomputation, which PipeDream does not have."""
     model, times = _model(request), pose(request).times
     sizes = model_bytes(model, request.workload.microbatch_sequences * model.seq_len)
     ms = 1000 / times.units_per_second

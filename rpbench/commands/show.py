@@ -26,8 +26,8 @@ def drawing_path(name: str) -> Path:
 
 
 def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assembled:
-    """Print a checked schedule in its text form, or another one, to `out`, its sizes to stderr; ValueError if the
-    schedule cannot be built or does not hold, or the form cannot hold it.
+    """Print a checked schedule in a form to `out`, and its sizes to stderr; ValueError if it cannot be built, fails a
+    check, or does not fit the form.
     """
     mesh = request.mesh.mesh if request.mesh is not None and request.mesh.machine is not None else None
     alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.pipeline)
@@ -74,7 +74,7 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
 
 
 def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:
-    """Recomputation as frameworks name it, one word for all stages, and a note on stages that differ."""
+    """Recomputation as frameworks have it, the same for all stages, with a note on stages that differ."""
     stages = assembled.schedule.shape.num_backward_stages
     kept = {"all": 0, "none": stages, "except_last": 1}.get(word, len(assembled.keeps or ()))
     if kept in (0, stages):

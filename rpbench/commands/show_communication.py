@@ -41,9 +41,7 @@ class Asked:
 
 
 def check_communication(words: Sequence[str], out: TextIO, told: TextIO) -> int:
-    """Print one JSON object to `out` and the same in words to `told`; 1 if the table is not alive, else 0. Raises
-    ValueError for a request or a table that cannot be.
-    """
+    """Print one JSON object to `out` and the same in words to `told`; 1 if the table is not alive, else 0."""
     names = (*OWN, *SETTINGS)
     own = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in names)
     asked = _asked(own)
@@ -105,7 +103,7 @@ def _number(name: str, value: str) -> int:
 
 
 def _table(request: Request, asked: Asked) -> tuple[Table, str]:
-    """The table, and who put its messages there."""
+    """The table, and who placed its messages."""
     file = request.schedule.file
     if file is not None and file.path.suffix == ".csv":
         try:
@@ -149,13 +147,10 @@ class _Rules:
         self.unit = "slots" if assembled.model is None else "s"
         self._per_second = 1 if assembled.model is None else costs.units_per_second
         self._boundary = assembled.sizes.boundary if assembled.sizes else None
-        stages = (
-            StageBytes(assembled.schedule.partition, assembled.sizes)
-            if assembled.sizes and assembled.schedule.partition
-            else None
-        )
-        numbers = table.rank_of if stages else ()
-        own = {stage: stages.stage(stage % table.chain_length, backward=True) for stage in numbers} if stages else {}
+        own = {}
+        if assembled.sizes and assembled.schedule.partition:
+            stages = StageBytes(assembled.schedule.partition, assembled.sizes)
+            own = {stage: stages.stage(stage % table.chain_length, backward=True) for stage in table.rank_of}
         self._weights = {stage: size.weights for stage, size in own.items()}
         self._gradients = {stage: size.gradients for stage, size in own.items()}
         rate = assembled.cluster.collective_bytes_per_s or assembled.cluster.link_bytes_per_s("net")
@@ -174,7 +169,7 @@ class _Rules:
         return float(work.pre + work.main) / self._per_second
 
     def row(self, varied: dict[str, Any]) -> dict[str, Any]:
-        """Result row of a table under some settings."""
+        """The results under some settings, as JSON-ready data."""
         shown = {name: list(value) if isinstance(value, tuple) else value for name, value in varied.items()}
         try:
             lowered = lower_as_torch(self._table, replace(Settings(), **varied))

@@ -1,4 +1,4 @@
-"""Usages of verbs as their help and errors say them; what stands in `usages.yaml` is read where it is said."""
+"""Usages of verbs for their help and errors, from `usages.yaml`."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ LISTS = {f"{group}s": group for group in (*_GROUPS, "mode", "tracker")} | {"soft
 
 
 def usages() -> dict[str, dict[str, Any]]:
-    """What each verb does (`says`), the words that it takes, and its own `keys`."""
+    """Per verb what it does (`says`), the words it takes, and its own `keys`."""
     return read_keys(Path(__file__).with_suffix(".yaml"))
 
 

@@ -1,4 +1,4 @@
-"""Rows of `advise --open` at neighbouring settings, which its page lets the reader choose."""
+"""Rows of `advise` at neighbouring settings, for the page of `--open`, and with sequences of unequal lengths."""
 
 import os
 import re
@@ -25,8 +25,8 @@ from rpbench.side_processes import side_processes
 from rpbench.workload.architecture import Architecture
 
 SECONDS = 20.0  # of a processor, for each of the processes
-STEPS = 10  # how often people are told
-# Words of a row's command that a point changes, as its fields say them.
+STEPS = 10  # how many lines of progress are printed
+# Words of a row's command that differ between points -> the fields of a point.
 CHANGED = {
     r"num_devices=\d+": "num_devices={num_devices}",
     r"num_microbatches=\d+": "num_microbatches={num_microbatches}",
@@ -40,15 +40,12 @@ CHANGED = {
 def around(
     answer: Mapping[str, Any], plans: Sequence[Tuned | Job], machine: Machine, terms_on: Callable[[Machine], Any]
 ) -> dict[str, Any] | None:
-    """The rows of an answer at other microbatch sizes, recomputation and numbers of devices, as a page holds them.
+    """The rows of an answer at other microbatch sizes, recomputation and numbers of devices; None if nothing fits.
 
     Args:
-        plans: of the rows, those on time first; jobs are meshes.
-        machine: that the rows are of.
-        terms_on: what contenders of one host share on a part of it.
-
-    Returns:
-        None where nothing fits.
+        plans: of the rows, timely ones before late ones; jobs are meshes.
+        machine: of the rows.
+        terms_on: the terms of contenders of one host, on a part of the machine.
     """
     rows = [*answer["ranking"], *answer["ranking_late"]]
     if not rows:
@@ -90,14 +87,14 @@ def around(
 
 
 def template(command: str) -> str:
-    """A row's command with the names of fields, in braces, where points differ."""
+    """A row's command with the names of fields, in braces, for the words that differ between points."""
     for word, changed in CHANGED.items():
         command = re.sub(rf"(?<![\w.]){word}", changed, command)
     return command
 
 
 def _put(machine: Machine, count: int, onto: Callable[[Machine], Any]) -> Any:
-    """The result of `onto` for `count` devices of the machine, or the reason why there is none."""
+    """The result of `onto` for `count` devices of the machine, or the error's text."""
     try:
         return onto(machine.with_devices(count))
     except ValueError as error:
@@ -109,14 +106,15 @@ NOTE = (
     "the peak of a row are those of its own microbatches, the rest (interval, causes, classes of memory, levers) is of "
     "the search"
 )
-PASS_ON = ("tokens_per_s_low", "tokens_per_s_high", "tokens_per_day")  # what is as many times as much as the pace
+PASS_ON = ("tokens_per_s_low", "tokens_per_s_high", "tokens_per_day")  # in proportion to the pace
 
 
 def lengths_asked(
     own: Mapping[str, str], model: Architecture, machine: Machine, question: str | None
 ) -> tuple[int, ...]:
-    """Tokens of every sequence of a step, of a file or as typed; none where all are as long as the model's. Raises
-    ConfigError as of `workload.lengths`, or where microbatches are all alike.
+    """Tokens of every sequence of a step, typed or from a file; empty if all have the model's length.
+
+    ConfigError as of `workload.lengths`, or where all microbatches must be equal.
     """
     if "lengths" not in own:
         return ()
@@ -139,9 +137,9 @@ def lengths_asked(
 def timed_again(
     answer: dict[str, Any], text: str, lengths: Sequence[int], model: Architecture, machine: Machine
 ) -> dict[str, Any]:
-    """An answer whose rows have the pace and the memory of their commands, with the lengths, in the order of that.
+    """An answer with the pace and memory of its rows' commands run with these lengths, sorted again.
 
-    A row that does not fit after all, or whose order takes no microbatches of unequal lengths, is left out by name.
+    A row that then does not fit, or whose order takes no microbatches of unequal lengths, moves to `left_out`.
     """
     as_long = replace(model, seq_len=weighted(lengths))
     names = ("ranking", "ranking_late")

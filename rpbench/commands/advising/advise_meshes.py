@@ -39,7 +39,7 @@ REACH = exp(0.2 * NORMAL)
 SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
 NUM_SIMULATED = 36
 NO_MESH = "no pipeline of it was found that divides, fits and is short enough to be simulated"
-FEW = 4  # of them whose meshes another order takes, where only the fastest counts
+FEW = 4  # simulated meshes for another order, where only the fastest counts
 BETWEEN = "links between nodes twice as fast"
 _CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
     BETWEEN: lambda m: replace(m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s),
@@ -63,20 +63,16 @@ def advise_nodes(
     names: Sequence[str] | None,
     words: Sequence[str],
 ) -> dict[str, Any]:
-    """The ranking of meshes, as JSON-ready data.
+    """The ranking of meshes, as JSON-ready data; ValueError if nothing divides.
+
+    If nothing fits, the ranking is empty, and the answer says what the smallest plan lacks, and the smallest change
+    with which it fits.
 
     Args:
         global_batch: sequences of a step.
-        space: what the search may choose from.
         others: further orders, timed on the meshes that are found.
-        names: schedules that are asked for; None: all of the space, and `others`.
-        words: of the command line that asks for it.
-
-    Returns:
-        Where nothing fits, an empty ranking, what the smallest plan lacks, and the smallest change that makes it fit.
-
-    Raises:
-        ValueError: if nothing divides.
+        names: requested schedules; None: all of the space, and `others`.
+        words: of the command line.
     """
     about: dict[str, Any] = {
         "model": model.name,
@@ -121,7 +117,7 @@ def advise_nodes(
 
 
 def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[dict[str, Any]]:
-    """What changes of the machine bring to the fastest mesh: as it is, or searched anew."""
+    """The gain of the fastest mesh from changes of the machine, with the same plan or a new search."""
     machine, levers, job, best = question.machine, list[dict[str, Any]](), first.job, first.tokens_per_s_per_device
     for name, change in _CHANGES.items():
         if name == BETWEEN and machine.num_nodes == 1:
@@ -138,7 +134,7 @@ def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[
 
 
 def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest row of every method and mesh: as on one host, other settings of it are no rows of their own."""
+    """The fastest row of every method and mesh, whatever its other settings."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         options = row["options"]
@@ -150,14 +146,14 @@ def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class OnHost(NamedTuple):
-    """Compositions on one host: what is asked, what of, and further orders for the meshes that are found."""
+    """Search for meshes on one host, with further orders for the meshes that are found."""
 
     question: Question
     space: Space
     others: tuple[str, ...]
 
     def rows(self, terms: Terms, basis: Basis, names: Sequence[str] | None) -> list[dict[str, Any]]:
-        """The fastest row of every schedule, each with its job as `plan`; `names` are those asked for (None: all)."""
+        """The fastest row of every schedule in `names` (None: all), each with its job as `plan`."""
         try:
             found = Candidates(self.question, self.space).best_of_each()
         except ValueError:  # nothing divides
@@ -167,19 +163,19 @@ class OnHost(NamedTuple):
         return [_row_on_host(each, terms, basis) for each in asked]
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
-        """What changes of the machine bring, where a composition is the first row."""
+        """The gain from changes of the machine, for a mesh that is the first row."""
         return levers_of_mesh(self.question, self.space, Prediction(first, memory_and_terms(first)[1](), {}))
 
 
 def on_host(
     terms: Terms, machine: Machine, names: Sequence[str] | None, framework: str | None, *, is_plain: bool
 ) -> OnHost | str:
-    """Compositions on one host, or why there are none.
+    """The search for meshes on one host, or why there is none.
 
     Args:
-        names: schedules that are asked for; None: all.
-        framework: that is to run them; None: any.
-        is_plain: whether all sequences are of one length.
+        names: requested schedules; None: all.
+        framework: that must be able to run them; None: any.
+        is_plain: whether all sequences have one length.
     """
     if machine.size == 1:
         return "one device has nothing to compose"
@@ -202,13 +198,13 @@ def on_host(
 
 
 def other_orders(names: Sequence[str] | None, framework: str | None) -> tuple[str, ...]:
-    """The further orders that are asked for, and that a framework runs if one is to."""
+    """The further orders among the names (None: all) that a framework runs, if one is given."""
     asked = (name for name in ORDERS if names is None or name in names)
     return tuple(name for name in asked if framework is None or framework in runs_in(name))
 
 
 def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any]:
-    """A composition as a row of one host, its causes in the words of one host."""
+    """A mesh as a row of one host, with the causes of such rows."""
     row, job = mesh_row(found, 1.0, found, SHARED), found.job
     given = {name: row["why"].get(name, 0.0) for name in (*row["why"], "bubble", "hops")}
     work = found.terms  # of an order that was simulated as it is
@@ -227,7 +223,7 @@ def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any
 
 
 def beside(rows: Sequence[dict[str, Any]], meshes: Sequence[dict[str, Any]], terms: Terms, basis: Basis) -> list[Any]:
-    """The rows of one host with those of meshes, the fastest first; a method that is there twice has its faster row."""
+    """The rows of one host and of meshes, the fastest first; of two rows of a method the faster one."""
     found = dict[str, dict[str, Any]]()
     every = sorted([*rows, *meshes], key=lambda row: -row["tokens_per_s"])
     for row in every:

@@ -27,14 +27,14 @@ def write_page(answer: Mapping[str, Any], around: Mapping[str, Any] | None = Non
 
 
 def show_page(path: Path) -> bool:
-    """Open a page in a browser where there is a screen to show it on; whether there is one."""
+    """Open a page in a browser if there is a screen; whether it was opened."""
     if sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return webbrowser.open(path.resolve().as_uri())
     return False
 
 
 def page(answer: Mapping[str, Any], around: Mapping[str, Any] | None = None) -> str:
-    """The page as text; everything that a user named is escaped."""
+    """The page as text; names given by the user are escaped."""
     forms = Environment(
         loader=FileSystemLoader(SCRIPT.parent),
         autoescape=True,

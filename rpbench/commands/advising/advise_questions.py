@@ -1,5 +1,5 @@
-"""Questions that turn `advise` round: two contenders by causes, the longest sequence, the largest batch, the fewest
-devices, the cheapest rent for a deadline. Each asks the same search again."""
+"""Questions of `advise` that ask its search several times: two contenders by causes, the longest sequence, the largest
+batch, the fewest devices, the cheapest rent for a deadline."""
 
 import re
 import shlex
@@ -28,11 +28,11 @@ from rpbench.workload.architecture import Architecture, model_keys
 
 
 def _values(given: Machine) -> dict[str, Any]:
-    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
+    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # rows have their own
 
 
 def spelled_model(given: Architecture) -> str:
-    """A model's keys: what differs from `model=transformer`."""
+    """The words of a model that is not shipped: `model=transformer` and the keys that differ."""
     file = file_of("model", "transformer")
     usual = {each.name: each.default for each in fields(given)} | (dict(model_keys(file)) if file else {})
     changed = {key: value for key, value in asdict(given).items() if value not in (usual[key], ())}
@@ -40,7 +40,7 @@ def spelled_model(given: Architecture) -> str:
 
 
 def spelled_machine(given: Machine) -> str:
-    """A machine's keys: what differs from so many devices of its kind where they usually stand."""
+    """The words of a machine that is not shipped: the usual machine of its devices and the keys that differ."""
     if given.gpu is None:
         return spelled("cluster", "local", _values(given))
     base = given.name if devices_named(given.name) else f"{given.size}x_{given.gpu.name}"
@@ -52,13 +52,13 @@ def spelled_machine(given: Machine) -> str:
 
 
 def spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
-    """A group's keys one by one, over an option that is there; where numbers come from is left out."""
+    """The words of a group: a shipped option and single keys; sources of numbers are left out."""
     words = [word for key, value in values.items() if key != "declared" for word in _words(f"{group}.{key}", value)]
     return " ".join([f"{group}={base}", *words])
 
 
 def respelled(answer: dict[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
-    """The answer with commands in which each short word (`model=NAME`) is written out."""
+    """The answer with short words in its commands (`model=NAME`) replaced by the words that they stand for."""
     for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
         for key in row.keys() & {"command", "export", "export_note"}:
             for short, long in words.items():
@@ -68,7 +68,7 @@ def respelled(answer: dict[str, Any], words: Mapping[str, str]) -> dict[str, Any
 
 
 def _once(command: str) -> str:
-    """A command without keys that it sets again (`++model.seq_len=`): of those the last counts."""
+    """A command in which of repeated keys (`++model.seq_len=`) only the last is left."""
     words = command.split(" ")
     last = {word.partition("=")[0]: place for place, word in enumerate(words)}
     return " ".join(
@@ -77,7 +77,7 @@ def _once(command: str) -> str:
 
 
 def _words(key: str, value: Any) -> list[str]:
-    """Words of a command line that set a key; none for what is not there."""
+    """The words of a command line that set a key; none for None."""
     if isinstance(value, Mapping):
         return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
     if isinstance(value, tuple):
@@ -88,10 +88,10 @@ def _words(key: str, value: Any) -> list[str]:
 
 
 QUESTIONS = ("compare", "max_seq_len", "batch", "fewest_devices", "deadline_days")
-BESIDES = ("tokens", "usd_per_device_hour")  # what the last one takes
+BESIDES = ("tokens", "usd_per_device_hour")  # further keys of deadline_days
 INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a number of them is num_devices=N"}
-ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # how people call them
-TOKENS, LONGEST = 64, 1 << 20  # sequences are told in steps of so many tokens, up to a million
+ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # common names
+TOKENS, LONGEST = 64, 1 << 20  # lengths of sequences are multiples of 64 tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
 # Causes of a mesh's step, in the words of `rpbench.explain`.
 _CAUSE = {
@@ -106,7 +106,7 @@ HOURS_A_DAY = 24.0
 
 
 def question_of(own: Mapping[str, str]) -> str | None:
-    """The question among the words, None for plain advice; ConfigError for two at once, or a value that cannot be."""
+    """The question among the words, None for plain advice; ConfigError for two questions, or an invalid value."""
     asked = [name for name in QUESTIONS if name in own and own[name] != "no"]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]}= and {asked[1]}=: one question at a time; leave one out")
@@ -131,7 +131,7 @@ def compared(own: Mapping[str, str]) -> tuple[str, str]:
     if "schedules" in own:
         raise ConfigError(f"schedules={own['schedules']}: compare= names the schedules; leave it out")
     for name in names:
-        entry(name)  # or it is refused, with the names that there are
+        entry(name)  # refuses an unknown name
     return names[0], names[1]
 
 
@@ -139,7 +139,7 @@ def compared(own: Mapping[str, str]) -> tuple[str, str]:
 
 
 def mesh_spaces(names: tuple[str, str], space: Space) -> list[Space]:
-    """The space of a mesh search for each of two compared schedules; ConfigError for one that it does not have."""
+    """The space of a mesh search for each of two compared schedules; ConfigError for a schedule that it lacks."""
     found = []
     for name in names:
         if name == "zero_3":
@@ -154,7 +154,7 @@ def mesh_spaces(names: tuple[str, str], space: Space) -> list[Space]:
 
 
 def comparison(answer: Mapping[str, Any], names: tuple[str, str], model: Architecture, machine: Machine) -> Any:
-    """Why the second is not as fast as the first, by causes; None where one of them has no plan that fits."""
+    """The difference between two schedules by causes; None if one has no plan that fits."""
     rows = {row["schedule"].partition("(")[0]: row for row in reversed(answer["ranking"])}
     if not all(name in rows for name in names):
         return None
@@ -172,7 +172,7 @@ def _side(row: Mapping[str, Any], answer: Mapping[str, Any], model: Architecture
     return Side(label(row), sum(causes.values()), "predicted", causes, "predicted", work=work)
 
 
-# --- what a machine holds ------------------------------------------------------------------------------------
+# --- limits of a machine -------------------------------------------------------------------------------------
 
 
 TermsAt = Callable[[int], Terms]  # of a length, or of a microbatch's sequences
@@ -191,14 +191,14 @@ def host_limits(terms_at: TermsAt, question: str, names: Sequence[str] | None, l
 
 
 def _steps(question: str, longest: int | None) -> tuple[int, int]:
-    """In which steps a question counts, and up to where."""
+    """Step and upper end of a question's values."""
     return (TOKENS, min(LONGEST, longest or LONGEST)) if question == "max_seq_len" else (1, WIDEST)
 
 
 def node_limits(
     model: Architecture, machine: Machine, question: str, space: Space, batch: int, longest: int | None
 ) -> Iterator[Limit]:
-    """The same of every schedule over nodes."""
+    """The limit of every schedule over nodes; arguments as of `host_limits`."""
     of_length = question == "max_seq_len"
     for name in space.schedules:
 
@@ -215,7 +215,7 @@ def node_limits(
 
 
 def limit_row(limit: Limit, question: str, terms_at: TermsAt) -> dict[str, Any]:
-    """A limit as JSON holds it."""
+    """A limit as JSON-ready data."""
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     row: dict[str, Any] = {"schedule": limit.name, key: limit.value, "beyond": limit.beyond, "proven": limit.is_proven}
     pace = command = None
@@ -247,13 +247,13 @@ def limit_lines(rows: Sequence[Mapping[str, Any]], question: str, devices: int) 
 
 
 def counts_of(machine: Machine) -> list[int]:
-    """Numbers of devices that can be asked about: of one node any, of several whole ones."""
+    """Possible numbers of devices: any up to one node, then whole nodes."""
     each, size = machine.node_devices, machine.size
     return [*range(1, min(each, size) + 1), *range(2 * each, size + 1, each)]
 
 
 def powers_and_last(counts: Sequence[int]) -> list[int]:
-    """The powers of two among some numbers that rise, and the largest."""
+    """The powers of two among ascending numbers, and the largest number."""
     return sorted({count for count in counts if count & (count - 1) == 0} | {counts[-1]})
 
 
@@ -276,7 +276,7 @@ def fewest_devices(machine: Machine, ask: Callable[[Machine], dict[str, Any]]) -
 
 
 def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dict[str, Any]]) -> dict[str, Any]:
-    """Days and dollars of the tokens on a few numbers of devices, and the cheapest in time; ConfigError where the price
+    """Days and dollars for the tokens on several numbers of devices, and the cheapest in time; ConfigError if the price
     of a device is unknown.
     """
     days, tokens = positive("deadline_days", own["deadline_days"]), positive("tokens", own["tokens"])
@@ -329,7 +329,7 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
-    """The least memory that makes something fit, as a sentence and as data; `seconds` are of the whole advice."""
+    """The least additional memory with which something fits, as a sentence and as data; `seconds`: of all advice."""
     found = least_more(misfits, terms, CHANGING * seconds)
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; or ".join(

@@ -1,4 +1,4 @@
-"""The table of `advise`, for people: as wide as the terminal, without colours, so that there are none to switch off."""
+"""The table of `advise` for people, as wide as the terminal, without colours."""
 
 import math
 import textwrap
@@ -23,16 +23,11 @@ MEANT = {
     "fixed": "what the framework spends once a step whatever the sizes",
     "jitter": "waiting for the slowest node",
 }
-WITHIN = 16  # times as much, as far as `order_turns` looks
+WITHIN = 16  # the largest factor of `order_turns`
 
 
 def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> list[str]:
-    """The lines of an answer.
-
-    Args:
-        width: of the terminal, in characters.
-        asked: schedules that the request names; those that take no part are told with the reason.
-    """
+    """The lines of an answer, for a terminal of `width` characters; why schedules `asked` for by name take no part."""
     found = _head(answer)
     nothing = not answer["ranking"] and not answer.get("ranking_late")
     found += [answer["smallest_change"]] if nothing and "smallest_change" in answer else [_columns(width)]
@@ -55,7 +50,7 @@ def _more(rows: Sequence[Mapping[str, Any]], shown: int) -> list[str]:
 
 
 def _legend(answer: Mapping[str, Any], width: int) -> Iterator[str]:
-    """A legend of the columns whose heads need one."""
+    """A legend of the columns that need one."""
     if not answer["ranking"] or width < WIDE:
         return
     gaps = any(row.get("gap") is not None and not row["searched_to_the_end"] for row in answer["ranking"])
@@ -66,7 +61,7 @@ def _legend(answer: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def _leads(answer: Mapping[str, Any]) -> Iterator[str]:
-    """By how much the first row leads, and who may be as fast, with what both rows may be off alike left out."""
+    """By how much the first row leads, and which rows may be as fast; errors that two rows share are left out."""
     rows, leads = answer["ranking"], answer.get("leads") or []
     if not leads:
         return
@@ -81,7 +76,7 @@ def _leads(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Schedules that cannot fit, with the proving bound, and those without a found plan that fits."""
+    """Schedules that cannot fit, with the bound that proves it, and those of which no plan was found that fits."""
     for row in answer["does_not_fit"][:MISFITS]:
         device, host = row.get("least_memory_bytes"), row.get("least_host_memory_bytes")
         is_of_host = host and device <= (answer.get("device_memory_bytes") or device)
@@ -127,7 +122,7 @@ def recomputed(row: Mapping[str, Any]) -> str:
 
 
 def lacks(row: Mapping[str, Any]) -> str:
-    """Memory that a misfit lacks, rounded up so that so much more is enough."""
+    """Memory that a misfit lacks, rounded up to what is enough."""
     parts = [
         f"{gigabytes(row[key])} {where}"
         for key, where in (("device_lacks_bytes", "a device"), ("host_lacks_bytes", "of the host's memory"))
@@ -189,7 +184,7 @@ def _row(row: Mapping[str, Any], width: int) -> str:
 
 
 def gap(row: Mapping[str, Any]) -> str:
-    """By how much another plan of the contender may be faster at most."""
+    """By how much another plan of the schedule may be faster at most."""
     found = row.get("gap")
     if found is None:
         return "-"
@@ -233,7 +228,7 @@ def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refused(answer: Mapping[str, Any], asked: Sequence[str]) -> dict[str, str]:
-    """Schedules that were asked for by name and take no part, each with the reason."""
+    """Schedules that were asked for by name and take no part -> the reason."""
     found = answer.get("left_out", {})
     return {name: why for name, why in found.items() if name.partition("(")[0] in asked and why != OUT_OF_TIME}
 
@@ -244,7 +239,7 @@ def _why(row: Mapping[str, Any]) -> str:
 
 
 def meanings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line that explains causes with unclear names; none where names suffice."""
+    """One line that explains causes with unclear names; none if there are none."""
     there = {name for row in rows for name, seconds in row["why"].items() if seconds >= 0.0005}
     said = "; ".join(f"{name}: {words}" for name, words in MEANT.items() if name in there)
     return [said] if said else []
@@ -298,5 +293,5 @@ def framework_of(row: Mapping[str, Any]) -> str:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """A line in as many as the terminal takes; rows keep their columns at the front."""
+    """A line wrapped to the terminal's width, further lines indented."""
     return textwrap.wrap(line, max(20, width - 1), subsequent_indent="    ", drop_whitespace=True) or [""]

@@ -1,4 +1,4 @@
-"""The words of `advise`'s command line: what it takes, and what each says."""
+"""The words of `advise`'s command line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ from rpbench.untrusted import whole
 from rpbench.workload.architecture import FAMILIES, model_keys, unknown_key
 
 SEQ_LEN = 2048
-# More are slips: counts of them leave 64 bits.
+# Larger numbers are typing errors, and sums of them leave 64 bits.
 LARGE = {"num_devices": 10**6, "devices_per_node": 10**6, "seq_len": 10**8, "batch": 10**7, "sequences_per_step": 10**7}
-# What a key takes where it takes words.
+# Keys that take one of some words.
 WORDS = {"training_mode": ("full", "lora", "qlora"), "family": FAMILIES, "late": ("yes", "no")}
 OWN = (
     *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
@@ -41,20 +41,20 @@ class Asked:
     lengths: tuple[int, ...] = ()  # tokens of every sequence of a step, where they differ
 
     def words(self) -> dict[str, str]:
-        """The words again by key, without questions and what a search over meshes does not read."""
+        """The words by key, without questions and others that a search over meshes does not read."""
         left_out = (*QUESTIONS, *BESIDES, "seconds")
         found = {**self.own, **self.figures, **self.sizes}
         return {name: value for name, value in found.items() if name not in left_out}
 
     @cached_property
     def request(self) -> Request:
-        """The shipped options, composed at once: every configuration takes Hydra half a second."""
+        """The shipped options, composed once: Hydra takes half a second for it."""
         cluster = [f"cluster={self.own['cluster']}"] if self.own.get("cluster") in options_of("cluster") else []
         return load(["cost=analytic", *cluster, *self.model_words])
 
     @property
     def model_words(self) -> list[str]:
-        """Words for a model that is shipped, with the sizes asked for; none for one that is not."""
+        """The words for a shipped model with the requested sizes; none for another model."""
         if (name := self.own.get("model")) not in options_of("model"):
             return []
         file = file_of("model", str(name))
@@ -105,7 +105,7 @@ def read_asked(arguments: Sequence[str]) -> Asked:
 
 
 def _as_keys(arguments: Sequence[str]) -> list[str]:
-    """The words with `--runs-in NAME` as the key that it stands for."""
+    """The words with `runs_in=NAME` for `--runs-in NAME`."""
     words = list(arguments)
     while "--runs-in" in words:
         place = words.index("--runs-in")
@@ -116,7 +116,7 @@ def _as_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def framework_in(asked: Asked) -> str | None:
-    """The framework that rows are restricted to, however it is written; None for any."""
+    """The framework that rows are restricted to, in any case of letters; None for any."""
     text = asked.own.get("runs_in")
     if text is None:
         return None
@@ -140,12 +140,12 @@ def schedules_in(asked: Asked) -> tuple[str, ...] | None:
     if "" in names:
         raise ConfigError(f"schedules={text}: names with a comma between two, such as schedules=1f1b,zb_v")
     for name in names:
-        entry(name)  # or it is refused, with the names that there are
+        entry(name)  # refuses an unknown name
     return tuple(names)
 
 
 def seq_len_in(asked: Asked) -> int:
-    """Tokens of a sequence: as asked, or the usual ones, or fewer where a config.json has positions for fewer."""
+    """Tokens of a sequence: as requested, or the usual number, or as many as a config.json has positions for."""
     path = config_path(asked.own["model"]) if "model" in asked.own else None
     longest = context_in(path) if path else None
     found = count_in(asked, "seq_len", min(SEQ_LEN, longest or SEQ_LEN))

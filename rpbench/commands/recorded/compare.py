@@ -1,8 +1,8 @@
 """`compare`: records side by side.
 
-A simulated, derived or predicted number is the same each time; a prediction declares an interval. A measured run says
-how long each of its steps took: their range is its noise within the run. Another start of the same run differs by more
-(`docs/duel.md`), so that runs of one request, which differ in nothing or in their seed, share the range of all of them.
+A simulated, derived or predicted number is the same each time; a prediction declares an interval. The range of a
+measured run's steps is the noise within the run. Another start of the same run differs by more (`docs/duel.md`), so
+runs that differ at most in their seed share the range of all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ Interval = tuple[float, float]
 Verdict = Literal["beyond", "within", "equal", "unknown"]
 
 _BY_CHANCE = ("measured", "measured elsewhere")
-_SAME = 1e-9  # share of a number
-_LEAST_STEPS = 3  # after the first, which finds nothing warm
+_SAME = 1e-9  # smaller relative differences are none
+_LEAST_STEPS = 3  # after the first, which warms up
 
 
 def noises(rows: Sequence[Record], key: str, groups: Sequence[object]) -> list[Interval | None]:
-    """Run -> where a metric would lie were it taken again, None where nothing tells; a group's runs are repetitions."""
+    """For each run the interval of a metric measured again, None if unknown; the runs of a group are repetitions."""
     own = [interval(row, key) for row in rows]
     found = []
     for group, each, row in zip(groups, own, rows, strict=True):
@@ -35,7 +35,7 @@ def noises(rows: Sequence[Record], key: str, groups: Sequence[object]) -> list[I
 
 
 def interval(row: Record, key: str) -> Interval | None:
-    """The noise that a record tells of a metric of its own; None where it tells none."""
+    """The interval of a metric from its record alone; None if the record does not say."""
     if not _has(row, key):
         return None
     value = row[key]
@@ -53,7 +53,7 @@ def interval(row: Record, key: str) -> Interval | None:
 
 
 def step_seconds(row: Record) -> list[float]:
-    """Seconds of each step of a measured run but the first, from the times at which steps ended."""
+    """Seconds of every step of a measured run except the first, from the ends of the steps."""
     ends = row.get("loss_curve_s")
     if not isinstance(ends, list) or not all(map(is_finite, ends)):
         return []
@@ -75,7 +75,7 @@ def _has(row: Mapping[str, object], key: str) -> bool:
     return is_finite(row.get(key))
 
 
-_ROUNDING = 1e-9  # what is smaller, in seconds or as a share, is zero come out of floats
+_ROUNDING = 1e-9  # smaller values are rounding errors
 
 _MARKS = {"within": " ~", "unknown": " ?"}
 _REMARKS = {
@@ -92,9 +92,9 @@ _METRICS = (
 def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str, Any]:
     """Print a table of the named runs and return it: choices that differ, metrics, and each metric over the first.
 
-    A difference from the first run is `beyond` the noise of the two, or `within` it, or nothing tells (`unknown`); runs
-    that differ in their seed alone are repetitions. A name is a run_id or the beginning of one. Raises ValueError if
-    fewer than two runs are named, or a name fits none or several.
+    A difference from the first run is `beyond` the noise of the two, `within` it, or `unknown`; runs that differ in
+    their seed alone are repetitions. A name is the beginning of a run_id. ValueError for fewer than two names, or a
+    name of no run or of several.
     """
     if len(names) < 2:
         raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")
@@ -133,7 +133,7 @@ def _are_alike(row: Record, first: Record, key: str) -> bool:
 
 
 def _verdicts(rows: list[Record], key: str, groups: list[tuple[str, ...]]) -> list[str | None]:
-    """Whether a metric of each run differs from the first's by more than noise; None for the first, or without one."""
+    """The verdict on each run's metric against the first run's; None for the first, and where there is none."""
     first, *others = zip(rows, noises(rows, key, groups), strict=True)
     found: list[str | None] = [None]
     for row, noise in others:
@@ -150,7 +150,7 @@ def _remarks(rows: list[Record], verdicts: dict[str, list[str | None]]) -> list[
 
 
 def _choice_keys(rows: list[Record]) -> list[str]:
-    """Plain choices of the runs: everything in any record that is neither a metric nor provenance."""
+    """Plain choices of the runs: all keys of their records that are neither metrics nor provenance."""
     besides = {"run_id", "reason", "started_at", "git_commit", "code_version", "digest", *_METRICS}
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
@@ -163,9 +163,9 @@ def _choice_keys(rows: list[Record]) -> list[str]:
 
 
 def _options(row: Record, rows: list[Record]) -> dict[str, Any]:
-    """Options of a run's configuration that its record has under no name of its own, as the command line says them.
+    """Options of a run's configuration that are no keys of its record, named as on the command line.
 
-    Those of a group, such as the sizes of a model, are left out where the runs have different groups of that kind.
+    Options of a group, such as the sizes of a model, are left out where the runs have different groups of that kind.
     """
     config = row.get("config") or {}
     found = {key: value for key, value in (row.get("choices") or {}).items() if key not in config and key not in row}
@@ -185,7 +185,7 @@ def _name(row: Record, group: str) -> Any:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested options under dotted names; where numbers come from is no option."""
+    """Nested options under dotted names, without the sources of numbers."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and key != "declared":
@@ -196,7 +196,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ratio(row: Record, first: Record, key: str) -> float | None:
-    """A metric over the first run's; None where units differ or the first is nothing, or nothing but rounding."""
+    """A metric over the first run's; None where units differ, or the first is missing or zero but for rounding."""
     value, base = row.get(key), first.get(key)
     if value is None or base is None or abs(base) <= _ROUNDING or not _are_alike(row, first, key):
         return None

@@ -1,8 +1,10 @@
 """`explain`: why two numbers differ - two records, a record or a row and a typed number, or two rows of tables.
 
-simulated, predicted, emulated   the schedule, timed again with collectives, the host's updates and transfers free
-measured                         the replay of its own durations; what other load took is the rest
-mode=predict                     the system, as `rpbench.explain.predicted` has it
+Causes of a record's time come from
+
+simulated, predicted, emulated   its schedule, timed again with free collectives, host updates and transfers
+measured                         a replay of its own durations; the load of other programs is the rest
+mode=predict                     the model of its system (`rpbench.explain.predicted`)
 """
 
 import json
@@ -76,7 +78,7 @@ def side_of_record(row: Record) -> Side:
 
 
 def _needed(row: Record) -> tuple[str, ...]:
-    """The numbers of a record that its explanation is made of."""
+    """The numbers of a record that its explanation needs."""
     if row["mode"] == "predict":
         return ("tokens_per_s",)
     units = "tokens_per_step" if row.get("tokens_per_step") is not None else "num_microbatches"
@@ -85,14 +87,14 @@ def _needed(row: Record) -> tuple[str, ...]:
 
 
 def _are_above_zero(value: object) -> bool:
-    """Whether a number is, or every one of a list of them."""
+    """Whether a number, or every number of a list, is above zero."""
     numbers = value if isinstance(value, list) else [value]
     return bool(numbers) and all(is_finite(each) and each > 0 for each in numbers)
 
 
 @lru_cache(maxsize=8)
 def _request(*overrides: str) -> Request:
-    """The request of a record; its words may be a stranger's and reach neither Hydra nor the environment."""
+    """The request of a record. Its words are untrusted: they must reach neither Hydra nor the environment."""
     for item in overrides:
         if is_of_hydra(item) or "${" in item:
             raise ConfigError(f"{item!r:.80}: a record's choices are plain values; this one is none that a run writes")
@@ -111,8 +113,10 @@ def _notes(row: Record, request: Request) -> tuple[str, ...]:
 
 
 def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> Side:
-    """A typed number of a run that is like a record but for some settings; ConfigError for a setting that is not known,
-    or a record that has no configuration; ValueError for a rate whose FLOPs or peak are not known.
+    """The side of a typed number of a run like a record, except for some settings.
+
+    ConfigError for an unknown setting or a record without a configuration; ValueError for a rate whose FLOPs or peak
+    are unknown.
     """
     if "overrides" not in row:
         raise ConfigError(f"run {row['run_id'][:8]} says no choices that typed settings could stand beside")
@@ -166,7 +170,7 @@ def step_causes(request: Request) -> dict[str, float]:
 
 
 def _prompt(request: Request) -> Request | None:
-    """The request with updates in time, of a schedule whose option makes them late; None for any other."""
+    """The request with timely updates, if an option of its schedule makes them late; None otherwise."""
     late, options = request.entry.late or {}, request.schedule.options
     if not late or request.schedule.file is not None or any(options.get(key) != value for key, value in late.items()):
         return None
@@ -187,16 +191,16 @@ def _of_schedule(assembled: Assembled) -> dict[str, float]:
 
 
 def _unevenness(assembled: Assembled) -> float:
-    """Seconds of a step that the busiest device computes longer than the mean."""
+    """Seconds of a step for which the busiest device computes longer than the mean."""
     timeline = simulate_charged(assembled.graph, assembled.costs)
     busy = assembled.metrics(timeline, assembled.costs, assembled.graph)["busy_s"]
     return float(max(busy) - sum(busy) / len(busy)) / assembled.schedule.shape.num_steps
 
 
 def _replayed(row: Record, simulated: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of a measured step by cause: the same order with the processor time of its own actions.
+    """Seconds of a measured step by cause: a replay of its order with the measured times of its actions.
 
-    Seconds by cause at given costs, `simulated`, say what part of the work is recomputation.
+    The share of recomputation in the work is that of the seconds by cause in `simulated`.
     """
     makespan = row.get("replay_makespan_s") or row["makespan_s"]
     busy = row.get("replay_busy_s") or row["busy_s"]
@@ -241,7 +245,7 @@ WIDTH = 28  # of a bar, for the largest part
 
 @dataclass(frozen=True)
 class Asked:
-    """The words of the command line: names of runs and tables, what the verb itself takes, and a typed number's."""
+    """The words of the command line: names of runs and tables, the verb's own keys, and those of a typed number."""
 
     names: tuple[str, ...]
     own: Mapping[str, str]
@@ -263,7 +267,7 @@ def explain_numbers(
 
     Args:
         side_of_row: reads the row `NAME:ROW` of a published table.
-        side_of_row_number: a typed number of a run that is like the one of such a row but for some settings.
+        side_of_row_number: reads a typed number of a run like that of such a row, except for some settings.
     """
     asked = _asked(arguments)
     metric = _metric(asked)
@@ -324,7 +328,7 @@ def _sides(asked: Asked, side_of_row: SideOfRow, side_of_row_number: SideOfNumbe
 
 
 def _run(asked: Asked, name: str) -> Record:
-    """The record of a name; a number without its unit is told apart from one."""
+    """The record of a name; ConfigError for a number without a unit."""
     try:
         float(name.replace(",", ""))
     except ValueError:
@@ -359,7 +363,7 @@ def print_explanation(answer: Mapping[str, Any], people: TextIO) -> None:
 
 
 def _factor(value: float) -> str:
-    """A factor with three decimals, or with three digits where it has none of these."""
+    """A factor with three decimals, or with three digits if it is very small or large."""
     return f"{value:.3f}" if 0.01 <= value < 10_000 else f"{value:.2e}"
 
 

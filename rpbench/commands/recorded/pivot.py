@@ -22,7 +22,7 @@ ASKED = {
     "out": "",
     "results_dir": "results",
 }
-# Choices that a table should say if runs of one cell differ in them.
+# Choices that are named where the runs of one cell differ in them.
 _CHOICES = (
     *record.NAMES,
     *("experiment", "partition", "dispatch", "offload"),
@@ -32,21 +32,18 @@ _CHOICES = (
 
 @dataclass(frozen=True)
 class Pivot:
-    """Args:
-    frame: a pandas frame, a row and a column for each value of the keys.
-    remarks: what a reader must know of its cells.
-    """
+    """A pandas frame with a row and a column for each value of the two keys, and remarks on its cells."""
 
     frame: Any
     remarks: tuple[str, ...]
 
     def rows(self) -> list[Record]:
-        """Its rows; None where no run has both values."""
+        """The rows; a cell without a run is None."""
         found = self.frame.reset_index().to_dict("records")
         return [{str(key): None if cell != cell else cell for key, cell in each.items()} for each in found]
 
     def text(self, form: str) -> str:
-        """It as a text in one of `FORMATS`; numbers of a terminal have six digits, others all."""
+        """The text in one of `FORMATS`; numbers have six digits on a terminal, otherwise all."""
         if form == "csv":
             return str(self.frame.to_csv(lineterminator="\n"))
         if form == "html":
@@ -58,8 +55,9 @@ class Pivot:
 
 
 def pivot(arguments: Sequence[str], out: TextIO, err: TextIO) -> None:
-    """Write a pivot: for people to `err` and as lines of JSON to `out`, or in a format of documents to `out` or a file;
-    ValueError for an unknown option or format, a column that no record has, or a baseline that is no column.
+    """Write a pivot: on a terminal to `err`, with lines of JSON to `out`; otherwise in its format to `out` or a file.
+
+    ValueError for an unknown option, format, column or baseline.
     """
     options = options_of(arguments, ASKED)
     form, target = options["format"], options["out"]
@@ -80,7 +78,7 @@ def pivot(arguments: Sequence[str], out: TextIO, err: TextIO) -> None:
 
 
 def pivoted(options: dict[str, str]) -> Pivot:
-    """A metric by two choices, its median over what else varies; over a baseline's column; ValueError as of `pivot`."""
+    """The median of a metric by two choices, over a baseline's column if one is named; ValueError as of `pivot`."""
     frame = table(Path(options["results_dir"])).to_pandas(integer_object_nulls=True)
     row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
     for name in (row, column, value):
@@ -110,7 +108,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
 
 
 def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
-    """Slots and seconds have neither a median nor a ratio."""
+    """Raise ValueError where cells would mix slots and seconds."""
     if (clocks.groupby(keys).nunique() > 1).any():
         raise ValueError(
             f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "

@@ -1,12 +1,11 @@
 """`export`, `query` and `compact`: the records of a folder as one Arrow table.
 
-The table comes from the record files or, where these are as they were, from a pack of them:
+The table comes from the record files or, for unchanged files, from a pack of them, which is faster to read:
 
     <results>/records-<digest>.parquet      every record, written by `rpbench compact`, named by a digest of its bytes
 
-A record is its file; a pack saves reading it. A row of a pack counts while its file has the size and the time of
-change that it had, so that a run that was removed, added or written again is never read from the pack; nor is any row
-of a pack that was changed.
+A row of a pack is used only while its record file has the same size and time of change, so a run that was removed,
+added or written again is never read from the pack. A pack that was changed is not used at all.
 """
 
 import hashlib
@@ -48,7 +47,7 @@ _STAMP = ("file_ns", "file_bytes")  # columns of a pack that no record has
 
 
 def canonical(results: Path) -> list[Record]:
-    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text. Raises
+    """Every sound record of a folder by run_id, without times of day and machine, nested values as JSON text;
     ValueError if there is none.
     """
     rows = [_flat(row) for row in record.read_all(results)]
@@ -57,15 +56,13 @@ def canonical(results: Path) -> list[Record]:
 
 
 def table(results: Path) -> pa.Table:
-    """The rows of `canonical` as a table, a column for every key; one of several kinds of values is a column of texts.
-    Raises ValueError if there is none.
-    """
+    """The rows of `canonical` as a table with a column for every key; values of several kinds become texts."""
     return _table(results, _stamps(results))
 
 
 def pack(results: Path) -> tuple[Path, int]:
-    """Pack every sound record of a folder, ValueError if none: the file, and how many they are. Earlier packs go."""
-    stamps = _stamps(results)  # before anything is read: what is written meanwhile is read again the next time
+    """Pack every sound record of a folder, ValueError if none; the file and their number. Removes earlier packs."""
+    stamps = _stamps(results)  # before anything is read: records written meanwhile are read again the next time
     found = _table(results, stamps)
     told = [stamps.get(run, (0, 0)) for run in found["run_id"].to_pylist()]
     for name, column in zip(_STAMP, zip(*told, strict=True), strict=True):
@@ -101,7 +98,7 @@ def table_of(rows: Sequence[Record]) -> pa.Table:
 
 
 def columns_of(rows: Sequence[Record]) -> list[str]:
-    """Every key of flat rows, the run's name first."""
+    """Every key of flat rows, run_id first."""
     return _sorted({key for row in rows for key in row})
 
 
@@ -129,7 +126,7 @@ def _column(values: Sequence[Any]) -> pa.Array:
 
 
 def _stamps(results: Path) -> dict[str, tuple[int, int]]:
-    """Run -> time of change, in nanoseconds, and size of its record."""
+    """run_id -> (time of change in nanoseconds, size) of its record file."""
     found = {}
     for folder in os.scandir(results) if results.is_dir() else ():
         try:
@@ -141,7 +138,7 @@ def _stamps(results: Path) -> dict[str, tuple[int, int]]:
 
 
 def _packed(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table | None:
-    """The rows of a pack whose files are as they were; None without a pack that can be read."""
+    """The rows of a pack whose record files are unchanged; None without a readable pack."""
     for path in sorted(results.glob(PACKS)):
         try:
             content = read_bytes(path, MOST_BYTES)
@@ -167,8 +164,9 @@ def _digest(content: bytes) -> str:
 
 
 def export(arguments: Sequence[str], out: TextIO) -> None:
-    """The canonical table on `out`, or in the file that `out=FILE` names; `columns=A,B` chooses and orders its columns.
-    Raises ValueError for an unknown option, format or column, or Parquet without a file.
+    """Write the canonical table to `out`, or to the file of `out=FILE`; `columns=A,B` chooses and orders its columns.
+
+    ValueError for an unknown option, format or column, or Parquet without a file.
     """
     options = options_of(arguments, {"format": "csv", "columns": "", "results_dir": "results", "out": ""})
     form, target = options["format"], options["out"]
@@ -207,7 +205,7 @@ def _checked(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
-    """The columns that were asked for, or as many of the usual ones as hold something."""
+    """The requested columns, or those of the usual ones that hold something."""
     shown = names or [name for name in _PRINTED if any(row.get(name) is not None for row in rows)]
     found = [[row.get(name) for name in shown] for row in rows]
     return latex_table(
@@ -216,17 +214,17 @@ def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
 
 
 def latex_table(lines: Sequence[Sequence[Any]]) -> str:
-    """Lines of cells, the first their heads, as a `tabular`; None is an empty cell."""
+    """Lines of cells, the header first, as a `tabular`; None is an empty cell."""
     cells = [["" if cell is None else str(cell).translate(_LATEX) for cell in line] for line in lines]
     body = "".join(" & ".join(line) + " \\\\\n" for line in cells)
     return f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}\n{body}\\end{{tabular}}\n"
 
 
 def query(arguments: Sequence[str]) -> list[Record]:
-    """The rows that an SQL query finds in the table `runs`; files and settings are out of its reach.
+    """The rows that an SQL query finds in the table `runs`; it can read no files and change no settings.
 
-    It may take a minute, or `seconds=`: one without an end would run for good. Raises ValueError for no query, one that
-    DuckDB cannot read or that takes longer, or no DuckDB.
+    ValueError without a query or DuckDB, for a query that DuckDB refuses, or one that takes longer than a minute or
+    `seconds=`.
     """
     words = [item for item in arguments if not item.startswith(("results_dir=", "seconds="))]
     if len(words) != 1:
@@ -260,23 +258,21 @@ def query(arguments: Sequence[str]) -> list[Record]:
 
 
 def _interrupt(database: Any, seconds: float, ended: threading.Event) -> None:
-    """Interrupt a query that has not ended by then; again and again, since one that is being read hears nothing."""
+    """Interrupt a query that has not ended by then; repeatedly, since a query that is being parsed ignores it."""
     while not ended.wait(seconds):
         database.interrupt()
         seconds = 0.1
 
 
 def compact(arguments: Sequence[str]) -> Record:
-    """Pack the records of a folder, so that they are read fast; where the pack is, and of how many. Raises ValueError
-    for an unknown option, or a folder without a record.
-    """
+    """Pack the records of a folder; the pack's path, and their number. ValueError as of `pack` and `options_of`."""
     results = Path(options_of(arguments, {"results_dir": "results"})["results_dir"])
     path, number = pack(results)
     return {"pack": str(path), "records": number}
 
 
 def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str]:
-    """Options as `key=value`, `--key=value` or `--key value`; ValueError for one that is not known."""
+    """Options as `key=value`, `--key=value` or `--key value`, over the values of `known`; ValueError for others."""
     options, waiting = dict(known), list(arguments)
     while waiting:
         key, equals, value = waiting.pop(0).partition("=")
