@@ -175,7 +175,7 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     shares = using.filled(8 * num_microbatches, 0.0)
     using.compiled(loops.run_rows)(
         *(lanes.start, lanes.kind, lanes.stage, lanes.microbatch),
-        *(rank_table(rank_of, sizes), times_table(costs, num_ranks)),
+        *(rank_table(rank_of, num_stages, num_microbatches, using), times_table(costs, num_ranks, using)),
         *(using.ints([*sizes, int(has_head), int(fill is not None)]), float(costs.hop), _FILLS[fill], limit),
         *(using.ints(begins), out, ends, now, idle, began, held, place, written, pending, first_pending),
         *(shares, found),
@@ -186,7 +186,10 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     return Timed(Lanes(using.ints(begins), *columns), float(max(now)), max(spans), int(found[1]))
 
 
-_FILLS = {None: loops.NO_FILL, Fill.NONE: loops.FILL_NONE, Fill.ANY: loops.FILL_ANY} | {
+_FILLS = {
+    None: loops.NO_FILL,
+    Fill.NONE: loops.FILL_NONE,
+    Fill.ANY: loops.FILL_ANY,
     Fill.MOST: loops.FILL_MOST,
     Fill.SPARE: loops.FILL_SPARE,
 }
@@ -198,26 +201,18 @@ def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
     return [costs.num_stages, num_microbatches, max(costs.num_stages, len(lanes)), max(1, len(costs.each))]
 
 
-def rank_table(rank_of: RankOf, sizes: Sequence[int]) -> Array:
-    """The rank of every stage and microbatch."""
-    return _rank_table(rank_of, sizes[0], sizes[1], means())
-
-
-def times_table(costs: StageCosts, num_ranks: int) -> Array:
-    """Times by kind and stage, or rank of the head's shares, and by microbatch."""
-    return _times_table(costs, num_ranks, means())
-
-
-# Cached: loops only read the tables, and many orders in a row are tried with the same ones.
+# The tables are cached: loops only read them, and many orders in a row are tried with the same ones.
 
 
 @lru_cache(maxsize=32)
-def _rank_table(rank_of: RankOf, num_stages: int, num_microbatches: int, using: loops.Means) -> Array:
+def rank_table(rank_of: RankOf, num_stages: int, num_microbatches: int, using: loops.Means) -> Array:
+    """The rank of every stage and microbatch."""
     return using.ints([rank_of(stage, each) for stage in range(num_stages) for each in range(num_microbatches)])
 
 
 @lru_cache(maxsize=4)
-def _times_table(costs: StageCosts, num_ranks: int, using: loops.Means) -> Array:
+def times_table(costs: StageCosts, num_ranks: int, using: loops.Means) -> Array:
+    """Times by kind and stage, or rank of the head's shards, and by microbatch."""
     every = costs.each or (costs,)
     width, num = max(costs.num_stages, num_ranks), len(every)
     found = using.filled(len(KINDS) * width * num, 0.0)
@@ -258,7 +253,8 @@ def pull_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, limit: int, how: P
     held, place, first_pending, last_pending = (using.zeros(num_ranks) for _ in range(4))
     using.compiled(loops.pull)(
         *(lanes.start, lanes.kind, lanes.stage, lanes.microbatch),
-        *(rank_table(rank_of, sizes), times_table(costs, num_ranks), using.ints(sizes), float(costs.hop), limit),
+        *(rank_table(rank_of, sizes[0], sizes[1], using), times_table(costs, num_ranks, using)),
+        *(using.ints(sizes), float(costs.hop), limit),
         *(how.window, float(how.lateness), float(how.fill), left, out, ready, using.filled(num_ranks, 0.0)),
         *(held, place, using.zeros(num), first_pending, last_pending),
     )
