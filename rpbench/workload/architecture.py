@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
-from rpbench.workload.counts import Counts, Experts, Latent
+from rpbench.workload.counts import Counts, Experts, Family, Latent
 
-Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
-LARGEST = 10**9  # no size of a model comes near; larger ones are slips, and sums of them leave 64 bits
+LARGEST = 10**9  # larger sizes are typing errors, and sums of them leave 64 bits
 MOST_LAYERS = 1000  # of DeepNet, the deepest transformer that was trained (Wang et al., arXiv 2203.00555)
 OLD_SPELLINGS: Mapping[str, str] = {
     "kv_heads": "key_value_heads",
@@ -32,62 +31,15 @@ _OPTIONAL_COUNTS = ("layer_vectors", "end_vectors")
 _COUNTS = ("num_dense_layers", "learned_positions", "num_prediction_layers", "attention_gate", "frozen_layers")
 _PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
 
-FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
-
 
 @dataclass(frozen=True)
 class Architecture(Counts):
-    """The shape of a transformer, and how it is trained. A size that is None follows from the others.
+    """The shape of a transformer, and how it is trained; `Counts` has the fields, this class checks them.
 
     Raises:
         ValueError: for a size below 1, heads that do not divide, an unknown family, a number out of its range,
             or options that contradict each other.
     """
-
-    name: str  # as in `conf/model/`
-    num_layers: int
-    hidden: int  # width of the residual stream
-    heads: int
-    vocab: int  # rows of the embedding and of the head
-    key_value_heads: int = FROM_THE_OTHERS  # heads of keys and values; as many as `heads` if None
-    head_dim: int = FROM_THE_OTHERS  # width of one head; hidden / heads if None
-    inner: int = FROM_THE_OTHERS  # inner width of an MLP; 4 * hidden if None; that of an expert is in `experts`
-    gated: bool = True  # three matrices in an MLP (gate, up, down) instead of two
-    tied: bool = False  # embedding and output matrix are one
-    experts: Experts | None = None
-    num_dense_layers: int = 0  # first layers without experts
-    latent: Latent | None = None
-    windows: tuple[int | None, ...] = ()  # keys a query sees, in turn over the layers; empty or None for all
-    learned_positions: int = 0  # rows of a table of positions; 0 for rotary or none
-    num_prediction_layers: int = 0  # layers that predict further tokens, each with a pass through the head
-    dropout: float = 0.0  # share of the embedding's and of every block's output that training sets to 0
-    biases: bool = False  # a bias on every linear map of a layer
-    qk_norm: bool = False  # norms of queries and keys
-    attention_sinks: bool = False  # one number a head
-    # outputs of attention's maps besides queries, keys and values, as a mean over the layers: a gate on its output, or
-    # the further maps of linear attention
-    attention_gate: int = 0
-    # parameters besides matrices, where a family has others than the flags say (norms, biases of some maps, sinks)
-    layer_vectors: int | None = None  # of a layer; None: two norms, and what the flags say
-    end_vectors: int | None = None  # of both ends; None: a final norm
-    seq_len: int = 2048  # tokens of one sequence
-    context: int | None = None  # longest sequence its positions are made for; None for no limit
-    # sequences of an optimizer step in the run scripts of its source; None where there are none
-    batch_sequences: int | None = None
-    training_mode: Literal["full", "lora", "qlora"] = (
-        "full"  # lora: frozen weights and adapters; qlora: these in 4 bits
-    )
-    lora_rank: int | None = None  # of the adapters
-    # linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all
-    lora_targets: tuple[str, ...] = ()
-    # the first layers, which are not trained, nor is the embedding below them unless the head shares it: no gradients,
-    # no optimizer state, and no backward through them
-    frozen_layers: int = 0
-    optimizer_bits: int = 32  # of each of Adam's two moments; 8 are block-wise, with the embedding's in 32
-    published_name: str | None = None  # its name in `analysis/published/`, None for a model without published numbers
-    family: Family = "gpt"  # whose activation and rotary scaling the modules use (`rpbench/models/layers.py`)
-    rope_theta: float = 10_000.0  # base of the rotary wavelengths
-    norm_eps: float = 1e-5  # what a norm adds to the mean square
 
     def __post_init__(self) -> None:
         for name, kind in _PARTS.items():
@@ -119,7 +71,7 @@ def architecture(name: str) -> Architecture:
 
 
 def model_keys(path: Path) -> dict[str, Any]:
-    """The keys of a model's file, behind those of the files beside it that its `defaults` name."""
+    """The keys of a model's file, over those of the files that its `defaults` name."""
     from rpbench.yaml_file import read_keys  # the browser's page of schedules has no YAML
 
     own = read_keys(path)
@@ -131,7 +83,7 @@ def model_keys(path: Path) -> dict[str, Any]:
 
 
 def unknown_key(key: str, known: list[str], what: str = "key of model") -> str:
-    """A line about a key that no architecture has: its new spelling if it was one, or the nearest."""
+    """The error for an unknown key: its new spelling if it was renamed, or the nearest key."""
     if key in OLD_SPELLINGS:
         return f"{what} {key!r} is spelled {OLD_SPELLINGS[key]} now"
     return unknown_name(what, key, known)

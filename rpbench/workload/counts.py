@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 
 @dataclass(frozen=True)
@@ -101,35 +101,57 @@ BYTES_PER_VALUE = 2  # fp16 and bf16
 BYTES_PER_FROZEN = (4 + 0.127) / 8
 
 
-class Counts:
-    """The counts of an `Architecture`, which has the fields."""
+FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
+Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 
+
+@dataclass(frozen=True)
+class Counts:
+    """The fields of an `Architecture`, and the counts that follow from them."""
+
+    name: str  # as in `conf/model/`
     num_layers: int
-    hidden: int
+    hidden: int  # width of the residual stream
     heads: int
-    vocab: int
-    key_value_heads: int
-    head_dim: int
-    inner: int
-    gated: bool
-    tied: bool
-    experts: Experts | None
-    num_dense_layers: int
-    latent: Latent | None
-    windows: tuple[int | None, ...]
-    learned_positions: int
-    num_prediction_layers: int
-    biases: bool
-    qk_norm: bool
-    attention_sinks: bool
-    attention_gate: int
-    layer_vectors: int | None
-    end_vectors: int | None
-    seq_len: int
-    training_mode: str
-    lora_rank: int | None
-    lora_targets: tuple[str, ...]
-    frozen_layers: int
+    vocab: int  # rows of the embedding and of the head
+    key_value_heads: int = FROM_THE_OTHERS  # heads of keys and values; as many as `heads` if None
+    head_dim: int = FROM_THE_OTHERS  # width of one head; hidden / heads if None
+    inner: int = FROM_THE_OTHERS  # inner width of an MLP; 4 * hidden if None; that of an expert is in `experts`
+    gated: bool = True  # three matrices in an MLP (gate, up, down) instead of two
+    tied: bool = False  # embedding and output matrix are one
+    experts: Experts | None = None
+    num_dense_layers: int = 0  # first layers without experts
+    latent: Latent | None = None
+    windows: tuple[int | None, ...] = ()  # keys a query sees, in turn over the layers; empty or None for all
+    learned_positions: int = 0  # rows of a table of positions; 0 for rotary or none
+    num_prediction_layers: int = 0  # layers that predict further tokens, each with a pass through the head
+    dropout: float = 0.0  # share of the embedding's and of every block's output that training sets to 0
+    biases: bool = False  # a bias on every linear map of a layer
+    qk_norm: bool = False  # norms of queries and keys
+    attention_sinks: bool = False  # one number a head
+    # outputs of attention's maps besides queries, keys and values, as a mean over the layers: a gate on its output, or
+    # the further maps of linear attention
+    attention_gate: int = 0
+    # parameters besides matrices, where a family has others than the flags say (norms, biases of some maps, sinks)
+    layer_vectors: int | None = None  # of a layer; None: two norms, and what the flags say
+    end_vectors: int | None = None  # of both ends; None: a final norm
+    seq_len: int = 2048  # tokens of one sequence
+    context: int | None = None  # longest sequence its positions are made for; None for no limit
+    # sequences of an optimizer step in the run scripts of its source; None where there are none
+    batch_sequences: int | None = None
+    # lora: adapters beside frozen weights; qlora: these in 4 bits
+    training_mode: Literal["full", "lora", "qlora"] = "full"
+    lora_rank: int | None = None  # of the adapters
+    # linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all
+    lora_targets: tuple[str, ...] = ()
+    # the first layers, which are not trained, nor is the embedding below them unless the head shares it: no gradients,
+    # no optimizer state, and no backward through them
+    frozen_layers: int = 0
+    optimizer_bits: int = 32  # of each of Adam's two moments; 8 are block-wise, with the embedding's in 32
+    published_name: str | None = None  # its name in `analysis/published/`, None for a model without published numbers
+    family: Family = "gpt"  # whose activation and rotary scaling the modules use (`rpbench/models/layers.py`)
+    rope_theta: float = 10_000.0  # base of the rotary wavelengths
+    norm_eps: float = 1e-5  # what a norm adds to the mean square
 
     # --- shape -----------------------------------------------------------------------------------------------
 
@@ -145,7 +167,7 @@ class Counts:
 
     @cached_property
     def kinds(self) -> dict[bool, float]:
-        """How many layers with experts, and without, there are for each of `num_layers`; one kind: {it: 1.0}."""
+        """Whether layers have experts -> their number over `num_layers`; {kind: 1.0} if all are of one kind."""
         found = Counter(layer.routed for layer in self.layers)
         return {routed: count / self.num_layers for routed, count in found.items()}
 
@@ -177,7 +199,7 @@ class Counts:
 
     @cached_property
     def inner_visits(self) -> float:
-        """Inner width that a token passes in a layer's MLP and experts together."""
+        """Sum of the inner widths that a token visits in a layer's MLP and experts."""
         return self._mean(lambda routed: sum(width * visits for width, visits, _ in self._widths_inside(routed)))
 
     @cached_property
@@ -218,13 +240,13 @@ class Counts:
         return (*queries, *keys, (a * self.value_dim, h, True, False))
 
     def mlp_maps(self, inner: int) -> tuple[tuple[int, int, bool, bool], ...]:
-        """The same of an MLP of that inner width; gate and up are one product."""
+        """`attention_maps` for an MLP of that inner width; gate and up are one product."""
         return (self.hidden, (1 + self.gated) * inner, False, True), (inner, self.hidden, True, False)
 
     # --- parameters ------------------------------------------------------------------------------------------
 
     def dense_parameters(self, layer: Layer) -> int:
-        """Parameters of a layer apart from its routed experts, and from adapters."""
+        """Parameters of a layer without its routed experts and adapters."""
         vectors = self.layer_vectors
         if vectors is None:
             norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
@@ -237,7 +259,7 @@ class Counts:
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer, adapters of `lora` apart."""
+        """Parameters of one decoder layer without adapters."""
 
         def of_kind(routed: bool) -> int:
             layer = Layer(routed, None)
@@ -252,7 +274,7 @@ class Counts:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters the last stage holds besides its layers: final norm and output matrix, shared or not."""
+        """Parameters of the last stage besides its layers: final norm and output matrix, shared or not."""
         return self._end_vectors + self.vocab * self.hidden
 
     @cached_property
@@ -311,7 +333,7 @@ class Counts:
     # --- FLOPs -----------------------------------------------------------------------------------------------
 
     def layer_forward_flops(self, num_tokens: float, convention: Convention = "corrected") -> float:
-        """FLOPs of one layer's forward: matrices and attention, the router apart."""
+        """FLOPs of one layer's forward: matrices and attention without the router."""
         q_dim, _ = self._widths(convention)
         attention = 4 * num_tokens * q_dim * self.keys_per_query(convention)
         return 2 * num_tokens * self.layer_matrix_weights(None, convention) + attention
@@ -322,7 +344,7 @@ class Counts:
         return self._mean(lambda routed: 2 * num_tokens * self.hidden * total * routed)
 
     def head_forward_flops(self, num_tokens: int) -> int:
-        """FLOPs of the output matrix, through which predictions of further tokens go as well."""
+        """FLOPs of the output matrix, for predictions of further tokens as well."""
         return 2 * num_tokens * self.hidden * self.vocab * (1 + self.num_prediction_layers)
 
     def forward_flops(self, num_tokens: int, convention: Convention = "corrected") -> float:
@@ -339,10 +361,8 @@ class Counts:
         return found + 3 * self.head_forward_flops(1)
 
     def layer_matrix_weights(self, num_experts: int | None, convention: Convention = "corrected") -> float:
-        """Weights of one layer's attention, MLP and `num_experts` routed experts: no router, bias or norm.
-
-        Args:
-            num_experts: None: as many as a token visits.
+        """Weights of one layer's attention, MLP and `num_experts` routed experts (None: those that a token visits),
+        without router, biases and norms.
         """
 
         def of_kind(routed: bool) -> float:
@@ -380,7 +400,7 @@ class Counts:
         return BYTES_PER_VALUE * num_tokens * sum(self.kept_values(self.inner_visits, convention))
 
     def kept_values(self, inner: float, convention: Convention = "corrected") -> tuple[float, float]:
-        """The values of one token among them: as wide as the stream, and as heads and an MLP of that inner width."""
+        """Values that a layer keeps of one token: as wide as the stream, and as wide as heads and MLP."""
         q_dim, kv_dim = self._widths(convention)
         return 4 * self.hidden, 2 * q_dim + 2 * kv_dim + (2 + self.gated) * inner
 

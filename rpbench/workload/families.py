@@ -1,4 +1,4 @@
-"""Families: what the model types of Hugging Face have besides their sizes, as `families.yaml` has them.
+"""Families: properties of the model types of Hugging Face besides their sizes, from `families.yaml`.
 
 Source: the modules and the usual values of the configuration classes in `transformers` 5;
 `tests/workload/test_families.py` builds every type and counts.
@@ -59,7 +59,7 @@ class Known(NamedTuple):
 
 @cache
 def known() -> Known:
-    """All that is known of model types; read once, where it is asked for."""
+    """The contents of `families.yaml`, read at the first call."""
     found = read_keys(Path(__file__).with_suffix(".yaml"))
     spellings = {own: name for name, others in found["spellings"].items() for own in others}
     read, silent = (re.compile(found[name], re.VERBOSE) for name in ("read", "silent"))

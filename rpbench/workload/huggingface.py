@@ -1,8 +1,8 @@
 """Hugging Face: an architecture from a `config.json`, and the assumptions made for fields that are not modelled.
 
-What types of models have besides their sizes stands in `families.yaml`. A field that changes nothing is passed over,
-one that is not modelled is named with what is assumed instead, and an unknown type is counted by its sizes. Only a size
-that is missing, or is none, is refused.
+`families.yaml` says what model types have besides their sizes. A field that changes nothing is ignored, one that is not
+modelled is named with the assumption made instead, and an unknown type is counted by its sizes. Only a missing or
+invalid size is refused.
 """
 
 import json
@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rpbench.workload.architecture import FROM_THE_OTHERS, LARGEST, MOST_LAYERS, Architecture
-from rpbench.workload.counts import Experts, Latent
+from rpbench.workload.architecture import LARGEST, MOST_LAYERS, Architecture
+from rpbench.workload.counts import FROM_THE_OTHERS, Experts, Latent
 from rpbench.workload.families import EVERY, Family, known
 
-# Keys that a query of linear attention is worth: the products inside a block and with its state, 2 x 128 values a head.
+# Keys with the cost of linear attention's query: its products inside a block and with the state, 2 x 128 values a head.
 LINEAR_KEYS = 256
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
@@ -148,7 +148,7 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _constants(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers that change neither bytes nor times, but what the modules compute: rotary base, and what norms add."""
+    """Numbers that change the results of modules, but no bytes and times: rotary base, epsilon of norms."""
     nested = values.get("rope_parameters")
     inside = nested if isinstance(nested, Mapping) else {}
     norms = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
@@ -206,7 +206,7 @@ def _known(values: Mapping[str, Any], *names: str, least: int = 1) -> int:
     """The first of the fields that is there and not null; 0 if none is.
 
     Raises:
-        ValueError: for what is no whole number in range. A size that is cut or guessed would answer for another model.
+        ValueError: for a value that is no whole number in range; a corrected one would describe another model.
     """
     for name in names:
         value = values.get(name)
@@ -257,7 +257,7 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
 
 
 def _dense_layers(values: Mapping[str, Any]) -> int:
-    """Layers without experts: the first ones, those that are named, and all but every so many."""
+    """Number of layers without experts: the first ones, named ones, and all but every n-th."""
     num_layers, first = _num_layers(values), _known(values, "first_k_dense_replace", least=0)
     every = _known(values, "decoder_sparse_step") or 1
     frequency = values.get("moe_layer_freq")
@@ -332,7 +332,7 @@ def _norms(values: Mapping[str, Any], family: Family) -> int:
 
 
 def _with_the_rest(found: Architecture, values: Mapping[str, Any], family: Family) -> Architecture:
-    """The architecture with the parameters that its matrices and flags do not count."""
+    """The architecture with the parameters that its matrices and flags do not imply."""
     gate, linear_vectors = _gate(found, values)
     found = replace(found, attention_gate=gate)
     norm = family.norm_values * found.hidden
