@@ -1,6 +1,6 @@
 """Case: one system training one model on some devices of one machine, with the constants of its prediction.
 
-Where a process runs the interpreter's loop over experts for one device alone, its seconds are here; one interpreter for
+The seconds of the interpreter's loop over experts are here where each device has its own process; one interpreter for
 all devices is simulated (`rpbench.predict.streaming`).
 """
 
@@ -70,10 +70,9 @@ class Case:
     def varied(self, name: str, factor: float) -> Basis:
         """The constants with one multiplied, and the model's corrections as its timings give them then.
 
-        A model's corrections are measured over counted time of its layers on one machine. What is counted there holds
-        constants that may be off; the measured time does not. So a constant that counts more on that machine is made up
-        for by the correction, and only what differs from the timed run - other sizes of a microbatch, another machine -
-        is left of its error.
+        A model's corrections are the measured over the counted times of its layers on one machine. The counted times
+        depend on the constants, the measured ones do not: a change of a constant is compensated by the correction, and
+        only matters where a case differs from the timed run in microbatch size or machine.
         """
         found, timed_on, published = self.basis.scaled(name, factor), self.measured_on, self.model.published_name or ""
         corrections = {part: correction_name(published, part) for part in PARTS}
@@ -107,7 +106,7 @@ TIMED_SEQ_LEN = 2048  # tokens of a sequence where layers were timed
 
 
 def _counted(model: Architecture, basis: Basis) -> dict[str, float]:
-    """Counted time of the parts that were timed."""
+    """Counted times of the parts that were timed."""
     timed = replace(model, seq_len=TIMED_SEQ_LEN, context=None)
     times = times_of(setting_of(timed, published_tokens_per_microbatch(model.published_name or ""), basis))
     parts = (times.forward[0], times.backward[0], times.head_forward, times.head_backward)
@@ -117,7 +116,7 @@ def _counted(model: Architecture, basis: Basis) -> dict[str, float]:
 def expert_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     """Seconds of a device for the experts of one layer's forward.
 
-    What a timed layer takes beyond its count is the experts': attention of the same width is counted right elsewhere.
+    Time of a timed layer beyond its count belongs to the experts: attention of that width is counted right elsewhere.
     """
     kernels = eager_kernels(setting_of(model, num_tokens, basis))
     surplus = kernels.correction("forward") - 1
@@ -132,7 +131,6 @@ def loop_s(model: Architecture, basis: Basis) -> float:
 def waiting_s(model: Architecture, basis: Basis) -> float:
     """Seconds that a device waits for the loop in forward and recomputation of all layers.
 
-    Hugging Face's loop asks the device for the tokens of every expert, and waits for the answer: launches and kernels
-    of an expert follow each other.
+    Hugging Face's loop reads the tokens of every expert from the device, so launches and kernels do not overlap.
     """
     return 2 * model.num_layers * loop_s(model, basis)

@@ -1,10 +1,10 @@
 """Bytes of every class of tensor on a device and on the host, per system, and whether they fit.
 
-The device's total is that of its fullest moment. 16-bit weights and gradients; Adam's state in fp32. Where a system
-recomputes, it keeps the input of every layer or stage and one layer's activations at a time.
+A device counts at its fullest moment. Weights and gradients have 16 bits, Adam's state 32. A system that recomputes
+keeps the input of every layer or stage and one layer's activations at a time.
 
-Source: Rajbhandari et al., "ZeRO", SC'20, section 3.1, for bytes per parameter; the rest is read off what each
-system keeps when (see each function).
+Source: Rajbhandari et al., "ZeRO", SC'20, section 3.1, for bytes per parameter; each function says what its system
+keeps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
 
-# Gradients of a boundary's size that a backward visit holds for each microbatch that is there: one in, one out.
+# Gradients of a boundary's size that a backward visit holds for each of its microbatches: one in, one out.
 GRADIENT_TENSORS = 2
 FP32, ADAM = 4, 8
 # DeepSpeed fills one bucket of gradients while another is sent.
@@ -185,7 +185,7 @@ def _loss_or_backward(case: Case, state: Bytes, in_backward: Bytes | None = None
 
 
 def _either(case: Case, in_loss: Bytes, in_backward: Bytes, logits: float, layer: float) -> Bytes:
-    """The fuller of two moments: states with all logits, or with a layer's activations; both have all inputs."""
+    """The fuller of two moments, both with all saved inputs: at the loss with logits, or with a layer's activations."""
     kept = {"kept inputs": case.model.num_layers * case.model.boundary_bytes(case.microbatch_tokens)}
     return _fullest(({**in_loss, **kept, "logits": logits}, {**in_backward, **kept, "activations": layer}))
 

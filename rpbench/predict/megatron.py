@@ -5,8 +5,8 @@
     tensor    every layer reduces its output twice on all devices in forward, recomputation and backward, behind the
               computation; embedding and head reduce once each way
 
-The cuts of the published runs are not public. We assume the cut of the artifact's simulator for 1F1B if it fits the
-devices, else the fastest cut that fits, over all layers of the first and last stage, the others even.
+The cuts of the published runs are not public. We assume the cut of the artifact's simulator for 1F1B if it fits, else
+the fastest cut that fits, of all numbers of layers in the first and last stage, with the others even.
 
 Kernels are fused ones whose products are summed in fp32, and the loss is taken in fp32 over the whole vocabulary.
 

@@ -1,9 +1,9 @@
 """One prediction: verdict, tokens per second with an interval, what each constant does to it; the longest sequence.
 
-Lengths go in steps of 1,024 tokens, as the published ones were searched: one sequence a microbatch, and for
-data-parallel systems one a device; the verdict alone decides, not the time. The cut of a bound pipeline is that of the
-throughput run. A streamed plan follows the times of its layers and so the length: a length may fit although a shorter
-one does not, so the search goes on upwards after the bisection.
+Lengths are multiples of 1,024 tokens, as in the published search: one sequence a microbatch, and for data-parallel
+systems one a device. Only memory decides. A bound pipeline keeps the cut of the throughput run. A streamed plan depends
+on the length through the times of its layers: a length may fit although a shorter one does not, so the search goes on
+upwards after the bisection.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def _with_interval(found: Prediction, chosen: System) -> Prediction:
     case, rate = found.case, found.tokens_per_s
     assert rate is not None
     sensitivity = _differences(chosen, case) if chosen.slopes is None else chosen.slopes(case)
-    # besides, of a constant of 1: the error that the model of the system leaves
+    # and the error of the system's model itself, as a constant of 1
     slopes = {**sensitivity, f"{case.system.replace('-', '_')}_unmodelled": 1.0}
     if case.model.experts is not None:
         slopes[EXPERTS_UNMODELLED] = 1.0
@@ -84,13 +84,10 @@ LOOK_ABOVE = 0.5
 
 
 def longest_sequence(case: Case, *, look_above: bool = True) -> int:
-    """Tokens of the longest sequence that fits, a multiple of 1,024; 0 if none does.
+    """Tokens of the longest sequence that fits, a multiple of 1,024; 0 if none does. ValueError as of `predict`.
 
     Args:
         look_above: also look for lengths above one that does not fit.
-
-    Raises:
-        ValueError: for an unknown system, or a machine without a figure that is needed.
     """
     chosen = system(case.system)
     if chosen.refuses(case):
@@ -114,7 +111,7 @@ def longest_sequence(case: Case, *, look_above: bool = True) -> int:
 
 
 def _of_one_sequence(case: Case) -> Settings:
-    """One sequence a device; for RoundPipe one a microbatch, of which the scripts take ten or as few as one."""
+    """One sequence a device; for RoundPipe one a microbatch, with the scripts' number of microbatches (one to ten)."""
     if case.system.startswith("roundpipe"):
         num = length_microbatches(case.model.published_name, case.basis.get("device_memory_bytes", 0.0))
         return Settings(num, 1, num, 1.0, "run scripts: one sequence a microbatch")

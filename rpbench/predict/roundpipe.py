@@ -3,9 +3,9 @@
 RoundPipe deals the released planner's stages to the devices in rotation, call after call; a step is `num_calls` calls
 of `num_microbatches` each, simulated with its transfers and its optimizer (`rpbench.predict.streaming`).
 
-One interpreter runs the loop over experts of all devices, forward and recomputation. It takes turns among the devices
-whose layers wait for it; their kernels run beside it, and so does the work of the other devices. While the optimizer's
-threads fill the host's cores it has a share of one.
+One interpreter runs the loop over experts for all devices, in forward and recomputation. It alternates between the
+devices whose layers wait for it; kernels run beside it. While the optimizer's threads fill the host's cores it has a
+fraction of one core.
 
 Mobius has more stages than devices, bound to them in turns; every stage runs for all microbatches at a time. Neither
 its source nor its settings are public. Its order here is a looped breadth-first pipeline, with the cut that RoundPipe's
@@ -46,7 +46,7 @@ def synchronous_step(case: Case, basis: Basis) -> Terms:
 
 
 def asynchronous_jobs(case: Case, visits: int = TIMED_VISITS) -> Jobs:
-    """The jobs of the steps that are timed, of as many before them, and of one behind, which they overlap with."""
+    """The jobs of the timed steps, of as many steps before them, and of one after them, with which they overlap."""
     step = synchronous_jobs(case)
     timed_ones = min(MOST_STEPS, max(1, visits // step.visits))
     return replace(step, steps=2 * timed_ones + 1, asynchronous=True)
@@ -63,7 +63,7 @@ def synchronous_jobs(case: Case) -> Jobs:
 
 
 def timed_steps(jobs: Jobs) -> tuple[int, int]:
-    """From the end of which to the end of which step asynchronous steps are timed."""
+    """(a, b): asynchronous steps are timed from the end of step a to the end of step b."""
     half = jobs.steps // 2
     return half - 1, 2 * half - 1
 
@@ -84,7 +84,7 @@ def first_plan(case: Case) -> Partition:
 
 
 def _planned(case: Case, times: LayerTimes) -> Partition:
-    """A plan whose stage and the next one fit the planner's limit in bytes; it reads gibibytes as gigabytes."""
+    """A plan in which each stage and the next fit the planner's limit; the planner takes gibibytes for gigabytes."""
     memory = case.basis.get("device_memory_bytes", float("inf"))
     limit = None if memory == float("inf") else int(MEMORY_SHARE * memory / 2**30 * 1e9)
     sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
@@ -92,7 +92,7 @@ def _planned(case: Case, times: LayerTimes) -> Partition:
 
 
 def _terms(run: Run, first: int, last: int) -> Terms:
-    """Where the devices' time of a step goes, as a mean over devices and the steps behind the first to the last."""
+    """Seconds of a step by cause, as a mean over devices and the steps after `first` up to `last`."""
     steps = range(first + 1, last + 1)
     seconds = (run.computed_s(last) - (run.computed_s(first) if first >= 0 else 0.0)) / len(steps)
     computing, looping = run.busy_s(steps)

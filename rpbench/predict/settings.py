@@ -18,7 +18,7 @@ _SMALL, _LARGE = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 
 
 class Chunks(NamedTuple):
-    """A call's microbatches: `num` of them, all of `size` sequences but the last."""
+    """A call's microbatches: `num` of them, each of `size` sequences except the last."""
 
     size: float
     num: int
@@ -52,11 +52,11 @@ _MOBIUS = Settings(64, 1, 16, 4.0, "assumed: 16 microbatches of 4 sequences; no 
 
 
 def published_settings(system: str, platform: str | None, model: str | None, memory_bytes: float) -> Settings:
-    """The settings of a throughput run, or the nearest there are.
+    """The settings of a throughput run, or the nearest.
 
     Args:
         platform, model: published names; None for others.
-        memory_bytes: of a device, to choose a platform for machines that are not in the tables.
+        memory_bytes: of a device, which chooses a platform for machines that are not in the tables.
     """
     if system == "mobius":
         return _MOBIUS
@@ -88,10 +88,9 @@ def _rows(experiments: Sequence[str], system: str, platform: str, model: str | N
 
 
 def given_settings(system: str, num_devices: int, sequences: int, num_microbatches: int) -> Settings:
-    """A step of so many microbatches, cut the way the system cuts one; the batch is the same for all systems.
+    """A step of so many microbatches of `sequences`, cut as the system cuts it; the batch is the same for all systems.
 
-    Args:
-        sequences: of one microbatch; data-parallel systems take as many on every device at a time.
+    Data-parallel systems run as many sequences on every device at a time.
     """
     batch = sequences * num_microbatches
     if system.startswith(("roundpipe", "mobius")):

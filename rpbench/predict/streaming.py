@@ -1,14 +1,14 @@
 """The lanes of a streamed pipeline: jobs in order, and everything that moves for them, as tasks of `sim.shares`.
 
-A job is one stage run for all microbatches of a call, on one device; its weights come while the job before it on that
-device runs, in pieces that give way to activations, and its gradient goes home after it. Where layers ask the device
-for the tokens of their experts, nothing is issued ahead of it: the library launches a job once the one before it on
-that device has been issued, so that the weights of the next stage come behind the last experts of this one.
+A job is one stage run for all microbatches of a call, on one device. Its weights are loaded while the job before it on
+that device runs, in pieces that give way to activations, and its gradient is stored after it. Where layers read the
+tokens of their experts from the device, nothing is issued ahead: the library launches a job once the one before it on
+that device has been issued, so the weights of the next stage come after the last experts of this one.
 
-All activations between jobs go through the host, and so does what a backward recomputes from. What moves is what
-`rpbench.passes.offload.stream` gives the schedule as data. The times are the same within a few per cent (weights there
-keep their place in the lane), at a fifth of the links' pace within 13: a test names the case that agrees least. This
-form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
+All activations between jobs go through the host, and so do the inputs that a backward recomputes from. The transfers
+are those that `rpbench.passes.offload.stream` writes into a schedule. The times agree within a few per cent (weights
+there keep their place in the lane), and within 13 at a fifth of the links' rate; a test names the worst case. This form
+times whole steps of large models in fractions of a second. The host's lane is the released library's optimizer:
 
     asynchronous   refresh (weights of the update before), convert the gradients as they arrive, Adam; the next step
                    waits for the refresh of each stage, and the refresh for the last upload of this step
@@ -51,10 +51,8 @@ class Jobs:
     calls: int  # of one step; every call runs all stages for `microbatches` microbatches
     steps: int
     asynchronous: bool
-    # layers have experts: a forward knows its tokens' experts, and goes on, when its attention has ended
-    routed: bool = False
-    # stages stay on the device of their number modulo the devices; else jobs go round over all calls
-    bound: bool = False
+    routed: bool = False  # layers have experts, which a forward knows only when its attention has ended
+    bound: bool = False  # stage s stays on device s modulo `num_devices`; else jobs rotate over all calls
     devices_per_complex: int = 0  # devices on one root complex; 0 where complexes are no limit
 
     def group(self, device: int, *, down: bool) -> int:
@@ -67,12 +65,6 @@ class Jobs:
         return self.calls * (len(self.plan.forward) + len(self.plan.backward))
 
 
-@lru_cache(maxsize=32)
-def lanes_of(jobs: Jobs) -> "Lanes":
-    """The lanes of a run, ready to be timed with any costs."""
-    return Lanes(jobs)
-
-
 @dataclass
 class _Visit:
     """A job on its device."""
@@ -82,12 +74,12 @@ class _Visit:
     call: int
     stage: int
     backward: bool
-    weights: list[int] = field(default_factory=list)  # tasks that bring them
+    weights: list[int] = field(default_factory=list)  # tasks that load them
     computed: list[int] = field(default_factory=list)  # last task of each microbatch
-    handed: list[int] = field(default_factory=list)  # what the next job waits for
+    handed: list[int] = field(default_factory=list)  # tasks that the next job waits for
     stored: int = -1
     routed: int = -1  # the experts of its last microbatch
-    coming: "_Visit | None" = None  # what runs on its device next
+    coming: "_Visit | None" = None  # the next on its device
 
 
 class Lanes:
@@ -104,7 +96,7 @@ class Lanes:
         self._numbers: dict[Slot, int] = {}
         self.up, self.down, self.compute = ([-1] * jobs.num_devices for _ in range(3))
         self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]
-        self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> what stored it
+        self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> the task that stored it
         self.host = -1
         self.keepers = _keepers(jobs.plan)
         visits = self._visits()
@@ -142,7 +134,7 @@ class Lanes:
         return lane[device]
 
     def _weights(self, visit: _Visit, pieces: int, *after: int) -> None:
-        """One piece of the weights of a visit."""
+        """Add the load of a visit's weights, or of one of several pieces."""
         again = visit.backward and visit.call % self.jobs.calls > 0
         group = self.jobs.group(visit.device, down=False)
         slot = Slot("weights", visit.stage, backward=visit.backward, again=again, pieces=pieces, group=group)
@@ -150,7 +142,7 @@ class Lanes:
         visit.weights.append(self._add(slot, last, *after, port=visit.device))
 
     def _run(self, visit: _Visit, before: _Visit | None, last: _Visit | None) -> None:
-        """A visit: `before` hands it its input, `last` ran on this device before."""
+        """Add a visit: `before` hands it its input, `last` ran on this device before."""
         num, coming = self.jobs.microbatches, visit.coming
         if not visit.weights:
             self._weights(visit, 1)
@@ -249,11 +241,11 @@ class Lanes:
         self.host = self._add(Slot("adam"), self.host)
 
 
-def _keepers(plan: Partition) -> Mapping[int, int]:
-    """Backward stages that recompute from a kept input, each with the forward stage that passes it on the way.
+lanes_of = lru_cache(maxsize=32)(Lanes)  # timed again with other costs
 
-    The first stage is not one of them: it has the tokens.
-    """
+
+def _keepers(plan: Partition) -> Mapping[int, int]:
+    """Backward stage -> the forward stage that saves its input for recomputation; the first stage has the tokens."""
     found = {}
     forward = plan.forward_ranges()
     for stage, layers in enumerate(plan.backward_ranges()):

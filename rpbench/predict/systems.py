@@ -1,14 +1,14 @@
 """The systems of the published tables: step time, memory, and sensitivity of the throughput to each constant.
 
-In streamed pipelines most constants act through the devices' seconds in forwards, those in backwards, or the bytes of
-the optimizer. So the step is simulated once for each of these kinds, and its change with a constant is counted. By the
-chain rule
+In streamed pipelines most constants act through the devices' seconds in forwards or in backwards, or the optimizer's
+bytes. So a step is simulated once for each of these kinds, and the change of the kind with a constant is counted. By
+the chain rule
 
     slope of a constant = sum over kinds of (slope of a kind) x (change of the kind with the constant)
 
 The rates of links and host and the times of the interpreter are varied directly.
 
-Data-parallel systems whose state is divided have closed forms here. Every device trains its own microbatches; a step is
+Data-parallel systems with sharded state have closed forms here. Every device trains its own microbatches; a step is
 `num_calls` micro-steps. Psi is the number of parameters.
 
     ZeRO-2         reduces the gradients of every micro-step on all devices (bucketed; 2 sends of Psi), gathers the
@@ -144,7 +144,7 @@ def _enough_layers(case: Case) -> str:
     return ""
 
 
-# --- data-parallel systems whose state is divided -------------------------------------------------------------------
+# --- data-parallel systems with sharded state -----------------------------------------------------------------------
 
 
 def zero2_step(case: Case, basis: Basis) -> Terms:
@@ -162,7 +162,7 @@ def zero2_step(case: Case, basis: Basis) -> Terms:
 
 
 def fsdp_step(case: Case, basis: Basis) -> Terms:
-    """Seconds of a step of FSDP; computation counts where the gathers do not hide it, and the reverse."""
+    """Seconds of a step of FSDP: gathers count as far as they exceed the computation beside them."""
     calls, devices = case.settings.num_calls, case.num_devices
     gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, ring(devices, basis))
     computation = calls * (compute_s(case, basis) + waiting_s(case.model, basis))

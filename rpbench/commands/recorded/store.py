@@ -214,7 +214,7 @@ def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
 
 
 def latex_table(lines: Sequence[Sequence[Any]]) -> str:
-    """Lines of cells, the header first, as a `tabular`; None is an empty cell."""
+    """A `tabular` of lines of cells, the header first; None is an empty cell."""
     cells = [["" if cell is None else str(cell).translate(_LATEX) for cell in line] for line in lines]
     body = "".join(" & ".join(line) + " \\\\\n" for line in cells)
     return f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}\n{body}\\end{{tabular}}\n"
