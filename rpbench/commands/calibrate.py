@@ -152,7 +152,6 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _num_devices(options: dict[str, str], device: str) -> int:
-    """Devices that work at the same time."""
     from rpbench.engine.measure.calibration import check_device  # torch
 
     check_device(device)

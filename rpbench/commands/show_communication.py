@@ -169,7 +169,6 @@ class _Rules:
         return float(work.pre + work.main) / self._per_second
 
     def row(self, varied: dict[str, Any]) -> dict[str, Any]:
-        """The results under some settings, as JSON-ready data."""
         shown = {name: list(value) if isinstance(value, tuple) else value for name, value in varied.items()}
         try:
             lowered = lower_as_torch(self._table, replace(Settings(), **varied))

@@ -246,7 +246,6 @@ class Plan:
     spans: Mapping[Computed, tuple[int, int]]
 
     def lanes(self, stage: int) -> dict[str, Row]:
-        """The lanes of the device of a stage."""
         row, up, down = (tuple(make(stage)) for make in (self._compute, self._uploads, self._downloads))
         return {"compute": row, **({"h2d": up, "d2h": down} if down else {})}
 

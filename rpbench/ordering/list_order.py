@@ -41,7 +41,6 @@ RankOf = Callable[[int, int], int]  # stage, microbatch -> rank
 
 
 def as_passes(rows: Iterable[Iterable[Action]]) -> Rows:
-    """Rows of plain actions as rows of passes."""
     return [[Pass(action.kind, action.stage, action.microbatch or 0) for action in row] for row in rows]
 
 
@@ -65,7 +64,6 @@ class Lanes(Sequence[Sequence[Pass]]):
 
     @classmethod
     def of(cls, rows: Rows) -> "Lanes":
-        """The rows as columns."""
         if isinstance(rows, Lanes):
             return rows
         ints = means().ints
@@ -75,7 +73,6 @@ class Lanes(Sequence[Sequence[Pass]]):
 
     @classmethod
     def of_actions(cls, rows: Sequence[Sequence[Action]]) -> "Lanes":
-        """Rows of plain actions as columns."""
         ints, (kind, stage, microbatch) = means().ints, joined(list(map(plain_of, rows))).columns
         start = ints([0, *accumulate(map(len, rows))])
         return cls(start, ints(list(map(CODES.__getitem__, kind))), ints(stage), ints(microbatch))
@@ -206,7 +203,6 @@ def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
 
 @lru_cache(maxsize=32)
 def rank_table(rank_of: RankOf, num_stages: int, num_microbatches: int, using: loops.Means) -> Array:
-    """The rank of every stage and microbatch."""
     return using.ints([rank_of(stage, each) for stage in range(num_stages) for each in range(num_microbatches)])
 
 

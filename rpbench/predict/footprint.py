@@ -47,7 +47,6 @@ class Footprint:
     host: Bytes
 
     def verdict(self, basis: Basis) -> Verdict:
-        """Whether device and host have room."""
         inf = float("inf")
         limits = (
             ("a device", self.device, basis.get("device_memory_bytes", inf) - basis.get("reserved_memory_bytes", 0.0)),

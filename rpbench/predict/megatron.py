@@ -135,7 +135,6 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
 
 @lru_cache(maxsize=16)
 def graph_of(num_devices: int, num_microbatches: int) -> Graph:
-    """The graph of 1F1B."""
     return build_graph(entry("1f1b").build(Shape(num_devices, num_devices, num_microbatches)))
 
 

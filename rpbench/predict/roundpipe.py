@@ -53,7 +53,6 @@ def asynchronous_jobs(case: Case, visits: int = TIMED_VISITS) -> Jobs:
 
 
 def synchronous_jobs(case: Case) -> Jobs:
-    """The jobs of one step."""
     chunks, calls = case.settings.chunks, case.settings.num_calls
     routed = case.model.experts is not None
     complexes = devices_per_complex(case.basis)
@@ -103,7 +102,6 @@ def _terms(run: Run, first: int, last: int) -> Terms:
 
 
 def mobius_step(case: Case, basis: Basis) -> Terms:
-    """Seconds of a step of Mobius, by cause."""
     run = timed(mobius_jobs(case), case, basis)
     computed, (computing, _) = run.computed_s(0), run.busy_s(range(1))
     waiting = case.settings.chunks.num * waiting_s(case.model, basis) / case.num_devices
@@ -116,7 +114,6 @@ def mobius_step(case: Case, basis: Basis) -> Terms:
 
 
 def mobius_jobs(case: Case) -> Jobs:
-    """The jobs of a step of Mobius."""
     num, complexes = case.settings.chunks.num, devices_per_complex(case.basis)
     return Jobs(_mobius_cut(case), case.num_devices, num, 1, 1, False, bound=True, devices_per_complex=complexes)
 

@@ -148,7 +148,6 @@ def _enough_layers(case: Case) -> str:
 
 
 def zero2_step(case: Case, basis: Basis) -> Terms:
-    """Seconds of a step of ZeRO-2."""
     calls, devices = case.settings.num_calls, case.num_devices
     gradients = BYTES_PER_VALUE * case.model.trainable_parameters
     return {

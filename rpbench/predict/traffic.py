@@ -91,11 +91,9 @@ class Needs:
         self.loop_s = loop_s(model, basis) if jobs.routed else 0.0
 
     def of_all(self, lanes: Lanes) -> list[Need]:
-        """The needs of all tasks of some lanes, by slot."""
         return [self.of(slot) for slot in lanes.slots]
 
     def of(self, slot: Slot) -> Need:
-        """The need of a task."""
         if slot.what in ("F", "R", "B", "FB"):
             return self._computed(slot)
         if slot.what in ("refresh", "convert", "adam"):

@@ -178,7 +178,6 @@ class Counts:
 
     @property
     def value_dim(self) -> int:
-        """Width of a head's value."""
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property

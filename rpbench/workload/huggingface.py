@@ -313,7 +313,6 @@ def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...
 
 
 def _biased(values: Mapping[str, Any], family: Family) -> set[str]:
-    """Linear maps that have a bias."""
     return {name for names, key in family.biases if key is None or values.get(key) for name in names}
 
 

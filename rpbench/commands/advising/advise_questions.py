@@ -215,7 +215,6 @@ def node_limits(
 
 
 def limit_row(limit: Limit, question: str, terms_at: TermsAt) -> dict[str, Any]:
-    """A limit as JSON-ready data."""
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     row: dict[str, Any] = {"schedule": limit.name, key: limit.value, "beyond": limit.beyond, "proven": limit.is_proven}
     pace = command = None

@@ -93,7 +93,6 @@ def _table(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table:
 
 
 def table_of(rows: Sequence[Record]) -> pa.Table:
-    """Flat rows as a table."""
     return pa.table({name: _column([row.get(name) for row in rows]) for name in columns_of(rows)})
 
 

@@ -235,7 +235,6 @@ class Execution:
 
 
 def execute(table: Table, messages: Messages, durations: Durations | None = None) -> Execution:
-    """Run a table as far as it goes."""
     return _Run(table, messages, durations or Durations()).run()
 
 

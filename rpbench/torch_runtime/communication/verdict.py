@@ -142,7 +142,6 @@ class Verdict:
 
 
 def judge(table: Table, queues: Queues, *, grouped: bool = False, durations: Durations | None = None) -> Verdict:
-    """Run a table with one kind of queue and judge it."""
     execution = execute(table, find_messages(table, queues, grouped=grouped), durations)
     name, cycle = _judged(execution)
     return Verdict(queues.value, grouped, name, cycle, execution)

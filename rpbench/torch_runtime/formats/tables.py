@@ -81,7 +81,6 @@ class Chains:
         return overlap(*map(self._from_torch, found.members)) if found.members else self._from_torch(found)
 
     def _from_torch(self, token: Token) -> Action:
-        """Our action behind torch's stage and microbatch."""
         assert token.microbatch is not None
         chain, own = self.place(token.stage)
         return Action(Kind[token.kind], own, self.microbatches[chain][token.microbatch])

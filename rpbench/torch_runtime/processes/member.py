@@ -69,7 +69,6 @@ class Member:
         return torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
 
     def _make_stages(self, layout: Layout) -> list[Any]:
-        """The stages of this rank, ascending."""
         chains, wrap, found = self.lowered.chains, wrapper(self.request, self.groups), []
         workload, length = self._scaled(self.workload), len(chains.routes[0])
         tokens = workload.batch(0).tokens.to(self.device)

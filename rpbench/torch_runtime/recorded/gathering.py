@@ -220,7 +220,6 @@ def compare(member: Member, gradients: Tensors, weights: Tensors) -> Answer:
 
 
 def _reference(member: Member, workload: Workload) -> Trajectory:
-    """The same steps as one plain loop."""
     request, table = member.request, member.lowered.table
     assert table.partition is not None
     return train_reference(

@@ -42,7 +42,6 @@ class Recorder:
     before: Callable[[str], None] = lambda token: None  # a test makes a rank fail here
 
     def begin(self, step: int) -> None:
-        """Forget the step before."""
         self.moments = []
         self.place.write(Phase.BETWEEN, -1, step)
 
