@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -127,11 +127,15 @@ def _name_versions(schedule: Schedule) -> Schedule:
 
 def split_backward(schedule: Schedule) -> Schedule:
     """The schedule with every B replaced by I and, right after it, W."""
-
-    def halves(action: Action) -> list[Action]:
-        return [action._replace(kind=kind) for kind in (Kind.I, Kind.W)] if action.kind is Kind.B else [action]
-
-    return _each_row(schedule, lambda row: chain.from_iterable(map(halves, row)))
+    halves = (Kind.I, Kind.W)
+    return _each_row(
+        schedule,
+        lambda row: [
+            piece
+            for action in row
+            for piece in ([action._replace(kind=kind) for kind in halves] if action.kind is Kind.B else [action])
+        ],
+    )
 
 
 def _each_row(schedule: Schedule, change: Callable[[Row], Iterable[Action]]) -> Schedule:
