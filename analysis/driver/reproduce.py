@@ -14,13 +14,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from analysis.claims.catalogue import all_claims, red_text, summary_text
 from analysis.claims.expected import held_experiments
@@ -32,10 +30,10 @@ from analysis.exhibits.figures.files import OUT
 from analysis.mutate import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
-from analysis.report.images import Image, draw_all, drawings_of, inherited, work_inherited
+from analysis.report.images import Image, draw_all, drawings_of
 from analysis.report.page import gather, save_tables, write
 from rpbench.cli import COLLECT_AFTER
-from rpbench.side_processes import side_processes
+from rpbench.side_processes import beside
 
 MUTANTS = 200  # falsified values of each kind that a reproduction checks
 
@@ -123,7 +121,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
             if asked.issuperset(DECLARED[name].get("experiments", ()))
         ]
     progress.tick("notebooks")
-    with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
+    with beside(partial(_run_notebooks, scope, results, folder / "notebooks"), apart=can_fork()) as ran:
         content.figures = folder
         content.images = _draw(scope, content, folder, progress)
         num_executed, broken = ran()
@@ -175,16 +173,6 @@ def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -
     images = draw_all(shown, folder, count)
     progress.say(f"figures: {total} drawn")
     return images
-
-
-@contextmanager
-def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], Any]]:
-    """Run `work` in a fork of this process if possible; yields a function that waits for its result."""
-    if not can_fork():
-        yield partial(work, *arguments)
-        return
-    with side_processes(1, "fork", inherited.append, partial(work, *arguments)) as pool:
-        yield pool.submit(work_inherited).result
 
 
 def _run_notebooks(scope: Scope, results: Path, folder: Path) -> tuple[int, list[str]]:

@@ -160,19 +160,19 @@ def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, I
 
     def inherit() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption is the parent's to report
-        inherited.append(draw)
+        _inherited.append(draw)
 
     longest_first = sorted(range(len(drawings)), key=lambda number: not drawings[number][0].startswith(_MANY_AXES))
     with side_processes(2, "fork", inherit) as pool:
-        yield from pool.map(work_inherited, longest_first)
+        yield from pool.map(_draw_inherited, longest_first)
 
 
 # A forked process finds its function here, in the copied memory: functions cannot be sent to it.
-inherited: list[Callable[..., Any]] = []
+_inherited: list[Callable[..., Any]] = []
 
 
-def work_inherited(*given: Any) -> Any:
-    return inherited[-1](*given)
+def _draw_inherited(*given: Any) -> Any:
+    return _inherited[-1](*given)
 
 
 def _draw(stem: str, draw: Callable[[], Figure], is_one_of_many: bool, folder: Path) -> Image:
