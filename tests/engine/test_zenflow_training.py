@@ -213,8 +213,8 @@ def test_a_fault_is_seen(fault, monkeypatch):
 _plain_of, _choose = (getattr(selective_optimizer.SelectiveOptimizer, name) for name in ("_plain_of", "_choose"))
 
 
-def _without_third(self, gradients, version, outcome):
-    return {} if version == 3 else _plain_of(self, gradients, version, outcome)
+def _without_third(self, gradients, places, version, outcome):
+    return {} if version == 3 else _plain_of(self, gradients, places, version, outcome)
 
 
 def _keeping_moments(self, stage, version):
