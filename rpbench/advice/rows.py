@@ -34,7 +34,7 @@ SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
 CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
 # Plans without a pipeline by what their replicas share, as one host names them.
 ALONE = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
-WORK = frozenset(("kernels", "recompute", "collectives", "host"))  # what an order's work is made of
+WORK = ("kernels", "recompute", "collectives", "host")  # what an order's work is made of, in the order of their sum
 RECOMPUTE_WORD = {"full": "all", "none": "none"}  # of meshes, in the words of a run
 _STUDY = Path(rpbench.__file__).parents[1] / "analysis" / "kept" / "convergence_study.csv"
 SECONDS_A_DAY = 86_400
@@ -167,7 +167,7 @@ def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared)
     job, memory = found.job, {name: round(size) for name, size in found.memory.items()}
     pace = found.tokens_per_s_per_device * job.machine.size
     why = dict(found.terms)
-    if not WORK.isdisjoint(why):
+    if WORK[0] in why:
         why = {"work": sum(why.pop(name) for name in WORK), **why}
     if "pipeline" in why:
         whole = why.pop("pipeline")

@@ -86,16 +86,18 @@ class Search(Trials):
     def look(self, known: Sequence[Known] = ()) -> Outcome:
         """The best cut of a setting near the usual one, or near plans that others have; ValueError as of `tune`."""
         begun = self._fitting(self._best_known(known) or self._start())
-        if self.is_over is not None and begun.recompute != "fitting" and not known:
-            for changed in [begun.changed("recompute", value) for value in self.space.dimensions["recompute"]]:
-                if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
-                    begun = changed
-        if self.is_over is not None and not known and self.tried[begun].timed.fits:
+        if self.is_over is None or known:
+            return self.best().timed
+        for value in self.space.dimensions["recompute"] if begun.recompute != "fitting" else ():
+            changed = begun.changed("recompute", value)
+            if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
+                begun = changed
+        if self.tried[begun].timed.fits:
             if self.sketcher.is_blind(begun):  # else a sketch has chosen its size
                 begun = self._other_sizes(begun)
                 self._look_beside(begun, self.tried[begun].cut, inf)
             self._more_chunks(self.best().setting)
-        return self.best().timed if self.is_over is not None else self.tried[begun].timed
+        return self.best().timed
 
     def _other_sizes(self, begun: Setting) -> Setting:
         """The setting with the fastest microbatch size near its own, each with the same cut.

@@ -258,7 +258,8 @@ class Sketcher:
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
         climbs = sorted(climbs, key=lambda climb: climb.best_score)
         exact = self.terms.problem is not None and self.terms.problem.traffic is None  # no timeline says more
-        climbs = climbs[: CLOSELY_POSED if exact else CLOSELY if self._is_over is None else CLOSELY_IN_TIME]
+        closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
+        climbs = climbs[: CLOSELY_POSED if exact else closely]
         for climb in climbs:
             if not self._time_is_over():
                 climb.run(self.work // len(climbs))
