@@ -50,7 +50,7 @@ def side_processes(
 
 
 @contextmanager
-def beside(work: Callable[[], Any], *, apart: bool = True) -> Iterator[Callable[[], Any]]:
+def in_fork(work: Callable[[], Any], *, apart: bool = True) -> Iterator[Callable[[], Any]]:
     """Work in a fork of this process; what is given waits for its result. Not `apart`: here, when it is asked for."""
     if not (apart and hasattr(os, "fork")):
         yield work

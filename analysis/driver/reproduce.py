@@ -33,7 +33,7 @@ from analysis.report.content import Content
 from analysis.report.images import Image, draw_all, drawings_of
 from analysis.report.page import gather, save_tables, write
 from rpbench.cli import COLLECT_AFTER
-from rpbench.side_processes import beside
+from rpbench.side_processes import in_fork
 
 MUTANTS = 200  # falsified values of each kind that a reproduction checks
 
@@ -121,7 +121,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
             if asked.issuperset(DECLARED[name].get("experiments", ()))
         ]
     progress.tick("notebooks")
-    with beside(partial(_run_notebooks, scope, results, folder / "notebooks"), apart=can_fork()) as ran:
+    with in_fork(partial(_run_notebooks, scope, results, folder / "notebooks"), apart=can_fork()) as ran:
         content.figures = folder
         content.images = _draw(scope, content, folder, progress)
         num_executed, broken = ran()

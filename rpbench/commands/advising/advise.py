@@ -36,7 +36,7 @@ from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import Terms, default_microbatches
 from rpbench.records.provenance import usable_cores
 from rpbench.registry import unknown_name
-from rpbench.side_processes import beside as beside_this
+from rpbench.side_processes import in_fork
 from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
 
@@ -326,7 +326,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         framework=framework_in(asked),
     )
     if isinstance(meshes, OnHost):
-        with beside_this(partial(meshes.rows, terms, basis, names), apart=processes > 1) as composing:
+        with in_fork(partial(meshes.rows, terms, basis, names), apart=processes > 1) as composing:
             found, composed = search(seconds=(1 - COMPOSING) * seconds), composing()
     else:
         found, composed = search(seconds=seconds), []
