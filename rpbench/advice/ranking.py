@@ -18,10 +18,11 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy
-from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
-from rpbench.plan.contest.frame import Frames
+from rpbench.plan.contest.contender import Contender, contenders, space_of, why_not_charged
+from rpbench.plan.contest.frame import Frame, Frames, posed
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.counts import plain_partitions, promising_counts
 
 # Looked at first, in this order: who leads in figure 10, and one of every kind. The others begin near their plans.
 FIRST = (
@@ -30,6 +31,8 @@ FIRST = (
 )
 # Looked at last: they take the longest, and are seldom among the first two (AdaPtis is second of Llama-3.1-8B on H100).
 LAST = (*("megatron_tp", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "chimera", "zb_auto", "adaptis"),)
+PLAIN = "data_parallel"  # plain training, where there is one device
+ALONE = f"on one device it is plain training, as {PLAIN} is"
 BESIDE = 4  # cuts without empty stages that are timed beside one with some
 QUICK = Budget(work=100, climb_work=300_000)
 
@@ -104,6 +107,8 @@ def advise(
     if not asked:
         raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
     left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
+    if names is None and terms.num_devices == 1:
+        left_out |= {each.name: ALONE for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
     taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
     if seconds is not None:
         compile_kernels(terms, basis)
@@ -216,6 +221,20 @@ def _turns(
 ) -> list[Turn]:
     first, second = (Timed(plan, known.of_plan(plan)) for plan, known in zip(plans, frames, strict=True))
     return turns_of(first, second)
+
+
+def _uses_the_host(each: Contender, terms: Terms) -> bool:
+    """Whether a schedule keeps something in host memory: on one device all others compute the same."""
+    space = space_of(each, terms)
+    chunks = [changed for dimension, changed in space.changes(space.first) if dimension == "chunks_per_device"]
+    for setting in (space.first, *chunks):
+        with suppress(ValueError):  # the schedule does not take one device, or the setting
+            problem = posed(each, setting, terms, 1)
+            cut = plain_partitions(problem, promising_counts(problem)[0])[0]
+            schedule = Frame(each, setting, terms, cut, 1).schedule
+            if any("host" in lanes for lanes in schedule.lanes) or {what for _, what in schedule.moves} == {"A"}:
+                return True
+    return False
 
 
 def _place(each: Contender) -> int:

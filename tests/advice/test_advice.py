@@ -16,11 +16,12 @@ from contest_terms import read, small, terms
 from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import Timed, _turning, changes, levers_of, pace_with_twice_the_memory, turns_of
-from rpbench.advice.ranking import QUICK, advise
+from rpbench.advice.ranking import ALONE, QUICK, advise
 from rpbench.advice.rows import command_of
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Shape
 from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frame
@@ -55,6 +56,41 @@ def framed(name, case, cut):
     who = contender(name)
     setting = space_of(who, case).first
     return Frame(who, setting, case, cut, case.num_steps)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    case = small(num_devices=1, microbatches=(1,))
+    return case, advise(case, basis_of(case), budget=Budget(1, 1_000))
+
+
+def test_one_device_lists_plain_training_and_what_uses_the_host(alone):
+    _, found = alone
+    ranked = {row.plan.contender.entry.name for row in (*found.ranking, *found.ranking_late)}
+    assert ranked == {
+        *("data_parallel", "pipe_offload", "zero_offload", "superoffload", "zenflow", "zero_infinity"),
+        *("roundpipe", "mobius", "greedysnake", "megatrain"),
+    }
+    assert {name for name, why in found.left_out.items() if why == ALONE} >= {"1f1b", "zero_3", "bitpipe", "pipedream"}
+
+
+def test_what_one_device_leaves_out_is_no_faster_than_plain_training(alone):
+    case, found = alone
+    compared = 0
+    for name in found.left_out:
+        setting = space_of(contender(name), case).first
+        cut = symmetric((3, 3) if setting.chunks_per_device == 2 else (6,))
+        plain = space_of(contender("data_parallel"), case).first.changed("chunks_per_device", len(cut.forward))
+        try:
+            frame = Frame(contender(name), setting, case, cut, case.num_steps)
+        except ValueError:  # the two ends of a pipeline take two devices
+            continue
+        if frame.schedule.policy is Policy.FLUSH and not frame.schedule.shape.num_head_shards:
+            pace = frame.outcome(cut, "none" if frame.refuses("all") else "all").tokens_per_s
+            best = Frame(contender("data_parallel"), plain, case, cut, case.num_steps).outcome(cut, "all").tokens_per_s
+            assert pace <= best * (1 + 1e-9)
+            compared += 1
+    assert compared > 20
 
 
 @pytest.mark.parametrize("name", ["1f1b", "chimera", "zero_2", "mobius"])
