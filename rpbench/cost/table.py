@@ -238,7 +238,7 @@ class LayerTimes:
         forward, backward, head = factors
 
         def changed(times: Sequence[Number], factor: Number, lost: Number = 0) -> list[Number]:
-            return [factor * (time - lost) + lost for time in times]
+            return [factor * max(0, time - lost) + min(time, lost) for time in times]  # a frozen layer loses nothing
 
         found: dict[str, Any] = {
             "forward": changed(self.forward, forward, self.rank_loss),

@@ -70,6 +70,14 @@ def test_shards_of_matrices_take_what_their_kernels_take():
     assert found.of_shards(along_sequence=False) is found
 
 
+def test_shards_of_frozen_layers_have_no_backward():
+    request = ["model=qwen3_1p7b", "cluster=8x_h100", "num_devices=8", "cost=analytic", "num_microbatches=8"]
+    whole = times_of(setting_of(load(request)))
+    found = whole.frozen(2).of_shards(along_sequence=False)
+    assert [found.recompute[:2], found.backward[:2], found.input_grad[:2], found.weight_grad[:2]] == [[0, 0]] * 4
+    assert found.backward[2:] == whole.of_shards(along_sequence=False).backward[2:]
+
+
 def test_heads_that_shards_cannot_cut_leave_layers_as_they_are():
     request = ["model=qwen3_1p7b", "model.heads=12", "model.key_value_heads=4", "cluster=8x_h100", "num_devices=8"]
     whole = times_of(setting_of(load([*request, "cost=analytic", "num_microbatches=8"])))
