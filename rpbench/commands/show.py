@@ -1,6 +1,7 @@
 """`show`: a schedule as text, and what a person would ask about it first."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,6 +12,7 @@ from rpbench.ir.schedule import to_text
 from rpbench.mesh.layout import Mesh
 from rpbench.records.record import check_target, check_writable
 from rpbench.run.assemble import Assembled, assemble
+from rpbench.workload.architecture import Architecture
 
 FILES = ("torchtitan", "megatron_layout", "deepspeed", "fsdp2")  # forms that say how large a microbatch is
 
@@ -59,6 +61,7 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
         known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
     known["recompute"], known["notes"] = _recomputed(assembled, request.recompute)
     if assembled.model is not None:
+        known["notes"] += tuple(_learning(assembled.model))
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
     options = request.schedule.options
     given = Given(
@@ -81,6 +84,20 @@ def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:
         return ("none" if kept else "full"), ()
     which = "the last stage" if word == "except_last" else f"stages {', '.join(map(str, assembled.keeps or ()))}"
     return "full", (f"the plan recomputes nothing in {which}; recomputing everywhere is slower, and fits",)
+
+
+def _learning(model: Architecture) -> Iterator[str]:
+    """What a training script has to do where not all of a model learns, or its optimizer is another."""
+    if model.lora_rank is not None:
+        where = f", target_modules={list(model.lora_targets)}" if model.lora_targets else ""
+        config = f"LoraConfig(r={model.lora_rank}{where})"
+        yield f"adapters learn, not the model: wrap it with PEFT's {config} before it is cut"
+    if model.training_mode == "qlora":
+        yield "frozen weights are in 4 bits: load them with bitsandbytes' NF4"
+    if model.frozen_layers:
+        yield f"the first {model.frozen_layers} layers are frozen: call requires_grad_(False) on them"
+    if model.optimizer_bits != 32:
+        yield f"Adam's moments are in {model.optimizer_bits} bits: take bitsandbytes' AdamW8bit"
 
 
 def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:

@@ -99,17 +99,20 @@ def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None,
             "calibrate ranks=2 on it, or name its devices, as in cluster=8x_h100 or cluster.gpu=l40s"
         )
     machine = None if needs_no_mesh else cluster.with_devices(mesh.num_devices)
-    refuse_lora(model)
+    refuse_frozen(model)
+    if mesh.sharing.what == "parameters" and model is not None and model.training_mode == "qlora":
+        raise ConfigError(
+            f"mesh.shard={asked.shard} with training_mode=qlora: gathers of weights in 4 bits are not modelled under a "
+            "mesh; take mesh.shard=gradients, or schedule=zero_3 on one host"
+        )
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
     counts = cluster.gpu is not None and config.cost.get("name") == "analytic"
     return MeshChoice(mesh, machine, model, framework, precision, counts)  # type: ignore[arg-type]
 
 
-def refuse_lora(model: Architecture | None) -> None:
-    """Refuse adapters, frozen layers and 8-bit moments, which are not modelled under a mesh."""
-    if model is not None and model.lora_rank is not None:
-        raise ConfigError(f"model {model.name}: lora under a mesh is not modelled; take training_mode=full")
+def refuse_frozen(model: Architecture | None) -> None:
+    """Refuse frozen layers and 8-bit moments, which are not modelled under a mesh."""
     if model is not None and (model.frozen_layers or model.optimizer_bits != 32):
         raise ConfigError(
             f"model {model.name}: frozen layers and 8-bit moments under a mesh are not modelled; take one host, or "

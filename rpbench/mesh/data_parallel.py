@@ -9,7 +9,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job, kinds_of, stages_of
 from rpbench.mesh.layers.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.layers.layer_seconds import Seconds
-from rpbench.mesh.parameters import Held, held_layers
+from rpbench.mesh.parameters import Held, held_layers, learning
 from rpbench.passes.offload import Per
 
 TAIL = 0.06  # of exchanges beside computation: the first or the last bucket has no computation to hide behind
@@ -88,8 +88,8 @@ def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
     mesh, beside = job.mesh, 1.0 + job.software.constants["beside"]
     near = job.replica_group(mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
-    scatter = 0.0 if job.adapters else scatter_s(job.software.gradient_bytes * parameters, near)
-    if mesh.shard_group < mesh.replicas and not job.adapters:
+    scatter = 0.0 if job.has_adapters else scatter_s(job.software.gradient_bytes * parameters, near)
+    if mesh.shard_group < mesh.replicas and not job.has_adapters:
         others = job.replica_group()
         scatter += reduce_s(job.software.gradient_bytes * parameters / mesh.shard_group, others)
     again = gather if mesh.sharing.reshard else 0.0
@@ -155,4 +155,9 @@ def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False)
     """Seconds of the exchanges of each stage of a cut; where one device has both ends, a tied matrix is there once."""
     end = -1 if ends_together and job.architecture.tied else len(counts) - 1
     stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))
-    return tuple(reduced(job, held_layers(job, kinds, first=stage == 0, last=stage == end)) for stage, kinds in stages)
+    held = [(held_layers(job, kinds, first=stage == 0, last=stage == end), kinds) for stage, kinds in stages]
+    found = [reduced(job, learning(job, own, kinds)) for own, kinds in held]
+    if job.has_adapters and job.mesh.sharing.what == "parameters":  # all weights are gathered
+        gathered = [reduced(job, own).parameters for own, _ in held]
+        found = [each._replace(parameters=whole) for each, whole in zip(found, gathered, strict=True)]
+    return tuple(found)

@@ -19,7 +19,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import WEIGHT_SHARE, input_bytes, layer_bytes, logits_bytes, with_software, working_bytes
 from rpbench.mesh.parameters import Held, held_layers, learning, states_held
 from rpbench.registry import entry
-from rpbench.workload.counts import Layer
+from rpbench.workload.counts import BYTES_PER_VALUE, Layer
 
 Bytes = dict[str, float]
 _NO_LAYER = LayerSize(0, 0, 0)
@@ -180,8 +180,8 @@ def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
     """Bytes of parameters and their states on one device; sharded states are divided by the devices."""
     learns = learning(job, own, layers)
-    found, adapters = states_held(job, learns), 2.0 * learns.dense if job.adapters else 0.0
-    found = found._replace(weights=states_held(job, own).weights)
+    found, adapters = states_held(job, learns), 2.0 * (learns.dense + learns.experts) if job.has_adapters else 0.0
+    found = found._replace(weights=states_held(job, own).weights * (bits_of_weights(job) if layers else 1.0))
     if job.mesh.sharing.what != "parameters":
         return found._replace(weights=found.weights + adapters)
     if job.mesh.pipeline == 1 or job.mesh.sharing.reshard:
@@ -189,6 +189,11 @@ def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> Layer
     # gathered once a step, gradients summed whole
     weights = found.weights + (2.0 * (own.dense + own.experts) + adapters)
     return found._replace(weights=weights, gradients=job.software.accumulate_bytes * (learns.dense + learns.experts))
+
+
+def bits_of_weights(job: Job) -> float:
+    """Bits of a layer's weights over the usual 16: fewer where frozen ones are quantised."""
+    return job.architecture.layer_weight_bytes / (BYTES_PER_VALUE * job.architecture.layer_parameters)
 
 
 def _on_their_way(job: Job) -> Bytes:

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from rpbench.cost.footprint.sizes import LayerSize
 from rpbench.mesh.job import Job
-from rpbench.mesh.layers.layer_seconds import adapted_maps, padded_vocab
+from rpbench.mesh.layers.adapters import adapted_experts, adapted_maps
+from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Sharded
 from rpbench.mesh.software import Software
 from rpbench.workload.counts import Layer
@@ -65,10 +66,23 @@ def trained(job: Job, rank: int) -> Held:
 
 def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
     """What learns of the parameters of some layers, (kind, how many): all of them, or the adapters beside them."""
-    if job.adapters is None:
+    if not job.has_adapters:
         return own
-    sizes = {kind: float(job.adapters.rank * sum(map(sum, adapted_maps(job, kind)))) for kind in job.kinds}
-    return Held(sum(count * sizes[kind] for kind, count in layers), 0.0, max(sizes.values()))
+    dense = experts = largest = 0.0
+    for kind, count in layers:
+        of_layer, of_experts = adapter_parameters(job, kind)
+        dense, experts = dense + count * of_layer, experts + count * of_experts
+        largest = max(largest, of_layer + of_experts)
+    return Held(dense, experts, largest)
+
+
+def adapter_parameters(job: Job, kind: Layer) -> tuple[float, float]:
+    """Parameters of a layer's adapters on a device, and of those beside its routed experts; 0 without adapters."""
+    own, mesh = job.architecture, job.mesh
+    rank = job.adapters.rank if job.adapters else own.lora_rank or 0
+    beside = sum(map(sum, adapted_maps(own, job.adapters, kind, mesh.tensor)))
+    of_experts = sum(m.matrices * (m.inputs + m.outputs) for m in adapted_experts(own, kind))
+    return float(rank * beside), rank * of_experts / (mesh.expert * mesh.expert_tensor)
 
 
 def held_by_stage(job: Job, stage: int) -> Held:

@@ -55,7 +55,7 @@ def scatter_layers(job: Job) -> bool:
     mesh = job.mesh
     by_visit = LOWERED[mesh.sharing.what][1] == "visit" and mesh.shard_group == mesh.replicas
     together = mesh.expert == 1 or mesh.expert_shard_group == 1
-    return exchange_alone(job) and by_visit and together and not job.adapters
+    return exchange_alone(job) and by_visit and together and not job.has_adapters
 
 
 def layered(job: Job) -> Layered:

@@ -8,9 +8,11 @@ import pytest
 
 from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
-from rpbench.mesh.layers.layer_seconds import Adapters, Seconds, _distinct_nodes
+from rpbench.mesh.layers.adapters import Adapters
+from rpbench.mesh.layers.layer_seconds import Seconds, _distinct_nodes
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import bytes_of_ranks
+from rpbench.mesh.parameters import adapter_parameters
 from rpbench.mesh.placement import Group
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -36,6 +38,40 @@ def test_frozen_weights_have_neither_gradients_nor_states_nor_reductions():
     assert found["weights"] == pytest.approx(bytes_of_ranks(whole)[0]["weights"] + 2 * learns)
     assert step_terms(lora)["data"] < 0.02 * step_terms(whole)["data"]
     assert step_terms(lora)["optimizer"] < 0.02 * step_terms(whole)["optimizer"]
+
+
+def test_an_architecture_has_its_adapters_beside_maps_that_are_not_fused():
+    """Llama-3 8B, rank 16 on queries, values and the MLP's way out, cut over 2 devices, by hand.
+
+    Queries have (4096 + 4096 / 2), values (4096 + 1024 / 2), the way out (14336 / 2 + 4096).
+    """
+    own = replace(architecture("llama3_8b"), training_mode="lora", lora_rank=16)
+    some = replace(own, lora_targets=("q_proj", "v_proj", "down_proj"))
+    found = bytes_of_ranks(job(some, Mesh(1, tensor=2, sharing=Sharing("none"))))[0]
+    assert found["gradients"] == pytest.approx(4 * 32 * 16 * (4096 + 2048 + 4096 + 512 + 7168 + 4096))
+    whole = bytes_of_ranks(job(own, Mesh(1, sharing=Sharing("none"))))[0]
+    assert whole["optimizer state"] == pytest.approx(12 * own.trainable_parameters)
+
+
+def test_weights_in_four_bits_are_as_small_under_a_mesh():
+    """Maps of layers in 4.127 bits; norms, embedding and head in 16: two of 128,256 rows."""
+    own = replace(architecture("llama3_8b"), training_mode="qlora", lora_rank=16)
+    plain = Mesh(1, sharing=Sharing("none"))
+    weights = bytes_of_ranks(job(own, plain))[0]["weights"]
+    ends = 2 * 2 * 128_256 * 4096
+    assert weights == pytest.approx(32 * own.layer_weight_bytes + ends + 2 * own.trainable_parameters, rel=1e-6)
+    assert (
+        weights < 0.4 * bytes_of_ranks(job(architecture("llama3_8b"), Mesh(1, sharing=Sharing("none"))))[0]["weights"]
+    )
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_adapters_of_experts_are_dealt_with_them(devices):
+    own = replace(architecture("mixtral_8x7b"), training_mode="lora", lora_rank=8)
+    (layer,) = set(own.layers)
+    alone, dealt = (adapter_parameters(job(own, Mesh(n, expert=n)), layer) for n in (1, devices))
+    assert dealt == (alone[0], alone[1] / devices)
+    assert sum(alone) == own.trainable_layer_parameters
 
 
 def test_adapters_save_a_third_of_the_products_and_cost_traffic_that_grows_with_their_maps():

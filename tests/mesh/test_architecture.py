@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rpbench.config.mesh import refuse_lora
+from rpbench.config.mesh import refuse_frozen
 from rpbench.config.request import load
 from rpbench.cost.hardware.device import names
 from rpbench.run.recording import run
@@ -115,9 +115,10 @@ def test_windows_take_turns_over_the_layers():
     assert [layer.window for layer in model.layers] == [8, None, 8, None]
 
 
-def test_lora_is_refused_under_a_mesh():
-    with pytest.raises(ValueError, match="lora under a mesh is not modelled"):
-        refuse_lora(Architecture("m", 4, 64, 4, 100, training_mode="lora", lora_rank=4))
+@pytest.mark.parametrize("keys", [{"frozen_layers": 2}, {"optimizer_bits": 8}])
+def test_frozen_layers_and_small_moments_are_refused_under_a_mesh(keys):
+    with pytest.raises(ValueError, match="frozen layers and 8-bit moments under a mesh are not modelled"):
+        refuse_frozen(Architecture("m", 4, 64, 4, 100, **keys))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from math import comb, log2
 
 import pytest
 
+from rpbench.mesh.layers.adapters import Adapters
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, hops, reduce_s, ring_pass_s
-from rpbench.mesh.layers.layer_seconds import Adapters, filled, head_seconds, layer_seconds
+from rpbench.mesh.layers.layer_seconds import filled, head_seconds, layer_seconds
 from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import Group

@@ -44,9 +44,11 @@ def test_every_plan_divides_and_makes_a_job():
         assert job.global_batch == 32
 
 
-def test_closed_forms_in_arrays_are_near_those_of_single_plans():
+@pytest.mark.parametrize("training", [{}, {"training_mode": "lora", "lora_rank": 16}])
+def test_closed_forms_in_arrays_are_near_those_of_single_plans(training):
     """Of each way of sharing alone: without a pipeline the forms are the same, but for layers behind each other."""
     asked = question()
+    asked = asked._replace(architecture=replace(asked.architecture, **training))
     plans, timed = timed_plans(asked, Space())
     assert set(plans.last.tolist()) > {EVEN, 0}
     ratios = [timed.step_s[n] / sum(step_terms(job_of(asked, plans, n)).values()) for n in range(plans.count)]
@@ -117,9 +119,12 @@ def test_the_busiest_rank_has_as_little_to_do_as_any_last_stage_leaves_it():
 
 
 @pytest.mark.parametrize("name", ["llama3_70b", "mixtral_8x7b"])
-def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name):
+@pytest.mark.parametrize("mode", ["full", "lora", "qlora"])
+def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name, mode):
     """What is left out because it does not fit must not fit; zb_h1's kept halves make the tenth."""
     asked = question(30, 64, 128, name)
+    rank = None if mode == "full" else 16
+    asked = asked._replace(architecture=replace(asked.architecture, training_mode=mode, lora_rank=rank))
     plans, timed = timed_plans(asked, Space())
     numbers = range(0, plans.count, 17)
     sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n)).classes.values()) for n in numbers]

@@ -27,13 +27,17 @@ LAYERS, MICROBATCHES = 16, 8
 
 def timed(schedule="1f1b", shared="none", *, pipeline=1, data=1, chunks=1, software=FREE, devices=None, **columns):
     """One plan of 16 layers and 8 microbatches, with these seconds, bytes and parameters of a layer."""
-    own = replace(OWN, num_layers=LAYERS, tied=columns.pop("tied", False))
+    rank = columns.pop("lora_rank", None)
+    training = {"training_mode": "lora" if rank else "full", "lora_rank": rank}
+    own = replace(OWN, num_layers=LAYERS, tied=columns.pop("tied", False), **training)
     inner = Inner(int(columns.get("tensor", 1)), 1, int(columns.get("expert", 1)), 1, "none")
     where = plain_machine(devices or pipeline * data * inner.tensor, MOVES)
     asked = Question(own, where, software, 1024, MICROBATCHES * data, "bf16")
     numbers = (0, pipeline, data, chunks, MICROBATCHES, SCHEDULES.index(schedule), SHARED.index(shared), EVEN)
     plans = Plans((inner,), SCHEDULES, *(np.array([number]) for number in numbers))
-    table = {name: np.array([value]) for name, value in {**SECONDS, **BYTES, **PARAMETERS, **SIZES, **columns}.items()}
+    values = {**SECONDS, **BYTES, **PARAMETERS, **SIZES, **columns}
+    values = {"learned": values["dense"], "learned_experts": values["experts"], "bits": 1.0, **values}
+    table = {name: np.array([value]) for name, value in values.items()}
     found = time_plans(asked, plans, table)
     return float(found.step_s[0]), float(found.peak_bytes[0])
 
@@ -157,6 +161,20 @@ def test_the_optimizer_moves_its_bytes_of_every_parameter_a_device_owns(shared, 
     known, columns = FREE.with_constants({"optimizer_bytes": 30.0}), {"dense": 1e6, "matrix": 1e6, "experts": 1e6}
     found, free = (timed(shared=shared, data=4, software=each, **columns)[0] for each in (known, FREE))
     assert found - free == pytest.approx(30 * (2 * LAYERS + 2) * 1e6 / parts / BANDWIDTH)
+
+
+def test_adapters_alone_are_summed_and_stepped_and_matrices_at_the_ends_are_not():
+    """A thousandth of the layers' parameters learn, and no matrix at an end does."""
+    known = ALONE.with_constants({"optimizer_bytes": 30.0})
+    lora = timed(data=4, software=known, dense=1e6, learned=1e3, matrix=1e6, lora_rank=16)[0]
+    summed = 2 * 4 * LAYERS * 1e3 * 3 / 4 / RING
+    assert lora - timed(data=4, software=known)[0] == pytest.approx(summed + 30 * LAYERS * 1e3 / BANDWIDTH)
+
+
+def test_adapters_have_states_beside_frozen_weights_of_few_bits():
+    """Weights of layers in a quarter of 16 bits and of an end whole, both in 16 bits; adapters in 18 bytes each."""
+    one, none = (timed(dense=1e6 * n, learned=1e3 * n, matrix=1e6 * n, bits=0.25, lora_rank=16)[1] for n in (1, 0))
+    assert one - none == pytest.approx(2 * (0.25 * LAYERS + 2) * 1e6 + 18 * LAYERS * 1e3)
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------

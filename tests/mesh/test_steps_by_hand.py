@@ -9,7 +9,8 @@ from rpbench.mesh import software as of_software
 from rpbench.mesh.data_parallel import Reduced, beside_computation, gathered_layer, reduced
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layer_bytes import input_bytes, layer_bytes, logits_bytes, working_bytes
-from rpbench.mesh.layers.layer_seconds import Adapters, Seconds
+from rpbench.mesh.layers.adapters import Adapters
+from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import lost_s, tied_s
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import bytes_of_ranks, kept_bytes, working_set_bytes

@@ -59,9 +59,13 @@ def test_figures_of_a_machine_count_where_its_devices_are_known(tmp_path):
     assert 0.5 < slower / answer(tmp_path, *SPELLINGS[0])["tokens_per_s"] < 0.7
 
 
-def test_a_pipeline_takes_as_long_as_a_mesh_whose_other_axes_are_1(tmp_path):
+ADAPTERS = ("++model.lora_rank=16", "++model.lora_targets=[q_proj,down_proj]")
+
+
+@pytest.mark.parametrize("training", [(), ("++model.training_mode=lora", *ADAPTERS)], ids=["full", "lora"])
+def test_a_pipeline_takes_as_long_as_a_mesh_whose_other_axes_are_1(training, tmp_path):
     """The same optimizer, the same seconds beside it and the same weights; boundary tensors are sent, not hops."""
-    request = load([*ASKED, *SPELLINGS[1], f"results_dir={tmp_path}"])
+    request = load([*ASKED, *SPELLINGS[1], *training, f"results_dir={tmp_path}"])
     (plain,) = run(request)
     meshed = replace(request, mesh=replace(request.mesh, machine=request.cluster.with_devices(8)))
     forced = prepare(meshed).carry_out().fields

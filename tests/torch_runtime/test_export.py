@@ -341,6 +341,25 @@ def test_a_microbatch_of_the_command_line_is_that_of_the_file(capsys):
     assert found["sequence-parallel"] is found["use-distributed-optimizer"] is True
 
 
+@pytest.mark.parametrize(
+    "words, notes",
+    [
+        (["training_mode=lora", "lora_rank=16"], ["adapters learn, not the model", "LoraConfig(r=16)"]),
+        (
+            ["training_mode=qlora", "lora_rank=8", "lora_targets=[q_proj]"],
+            ["LoraConfig(r=8, target_modules=['q_proj'])", "in 4 bits"],
+        ),
+        (["frozen_layers=2", "optimizer_bits=8"], ["the first 2 layers are frozen", "AdamW8bit"]),
+    ],
+)
+@pytest.mark.parametrize("form", ["torchtitan", "megatron_layout", "deepspeed"])
+def test_files_say_what_else_a_script_has_to_do_where_not_all_of_a_model_learns(words, notes, form, capsys):
+    model = ["model=llama3_8b", *(f"++model.{word}" for word in words), "num_devices=4", "num_microbatches=8"]
+    assert dispatch(["show", "schedule=1f1b", "cost=analytic", "cluster=8x_h100", *model, f"format={form}"]) == 0
+    told = capsys.readouterr().out
+    assert all(note in told for note in notes)
+
+
 # --- the same, read by the frameworks' own parsers, where they are installed ------------------------------------------
 
 PLANNED = {"sequences": 3, "seq_len": 64, "recompute": "full"}

@@ -21,7 +21,7 @@ from analysis.predictions.clusters.case import Case, Row, Said, number
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
-from rpbench.mesh.layers.layer_seconds import Adapters
+from rpbench.mesh.layers.adapters import Adapters
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture, architecture

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
 from rpbench.advice.rows import ALONE, mesh_misfit, mesh_name, mesh_row, parameters, runs_in, space_of_framework
-from rpbench.config.mesh import refuse_lora
+from rpbench.config.mesh import refuse_frozen
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import has_engine
@@ -189,7 +189,7 @@ def on_host(
     if names and not {"megatron_tp", *ALONE.values(), *ORDERS}.isdisjoint(names):  # who has no pipeline, or takes its
         chosen = tuple(dict.fromkeys((*chosen, "1f1b")))
     try:
-        refuse_lora(terms.model)
+        refuse_frozen(terms.model)
         space = space_of_framework(framework, chosen)
     except ValueError as error:
         return str(error)

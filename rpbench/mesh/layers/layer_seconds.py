@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.machine import Machine
+from rpbench.mesh.layers.adapters import Adapters, adapted_experts, adapted_maps
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
@@ -109,18 +110,6 @@ class Seconds(NamedTuple):
         return max(self.input_grad + self.backward_exposed, self.host)
 
 
-class Adapters(NamedTuple):
-    """Low-rank matrices beside linear maps whose weights are frozen (LoRA, arXiv 2106.09685).
-
-    Args:
-        rank: inner width.
-        mlp: whether the maps of the MLP have them too, or attention's alone.
-    """
-
-    rank: int
-    mlp: bool = True
-
-
 @dataclass(frozen=True)
 class Setting:
     """The sizes, software and machine that the seconds of a layer depend on.
@@ -128,7 +117,7 @@ class Setting:
     Args:
         sequences: of a microbatch on one device of the data group; need not be whole for a mean microbatch.
         numbers: figures of the machine and constants of the software, for kernels that are not tiled.
-        adapters: low-rank matrices that learn while the weights stay (LoRA); None where all weights learn.
+        adapters: of a run whose framework fuses maps before it adapts them; None: those of the architecture, if any.
     """
 
     architecture: Architecture
@@ -141,6 +130,11 @@ class Setting:
     recompute: Recompute = "none"
     numbers: Basis | None = None
     adapters: Adapters | None = None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters learn while the weights stay."""
+        return self.adapters is not None or self.architecture.lora_rank is not None
 
     @property
     def microbatch_tokens(self) -> int:
@@ -242,7 +236,7 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     exposed = tensor + ring + sent
     again = _recomputed(setting, forward, attention, tensor, sent)
     host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
-    if setting.adapters:
+    if setting.adapters or (setting.has_adapters and setting.software.kernels == "tiled"):  # others count their own
         beside = adapted_values(setting, layer) * 2.0 / setting.memory_rate
         forward, input_grad, weight_grad = forward + 2.0 * beside, input_grad + 2.0 * beside, beside
     return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
@@ -300,7 +294,7 @@ def head_seconds(setting: Setting) -> Seconds:
     rows = padded_vocab(setting) // mesh.tensor
     tokens = setting.microbatch_tokens
     passes = 1 + own.num_prediction_layers
-    frozen = setting.adapters is not None
+    frozen = setting.has_adapters
     forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
     loss = tokens * rows * setting.software.loss_bytes / kernels.bandwidth * setting.software.constants["loss"]
     tensor = _one_sum_s(setting)
@@ -319,18 +313,12 @@ def padded_vocab(setting: Setting) -> int:
     return ceil(setting.architecture.vocab / multiple) * multiple
 
 
-def adapted_maps(setting: Setting, layer: Layer) -> list[tuple[int, int]]:
-    """(inputs, outputs) of a layer's maps that have adapters, on one device; routed experts have none."""
-    own, tensor = setting.architecture, setting.mesh.tensor
-    maps = list(own.attention_maps())
-    if setting.adapters and setting.adapters.mlp and not layer.routed:
-        maps += own.mlp_maps(own.inner)
-    return [(k // tensor if cut_in else k, n // tensor if cut_out else n) for k, n, cut_in, cut_out in maps]
-
-
 def adapted_values(setting: Setting, layer: Layer) -> float:
     """16-bit values that adapters read and write, one way; products that narrow are bound by memory."""
-    return float(setting.microbatch_tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
+    own, mesh = setting.architecture, setting.mesh
+    beside = sum(k + 2 * n for k, n in adapted_maps(own, setting.adapters, layer, mesh.tensor))
+    visited = sum(m.visits * (m.inputs + 2 * m.outputs) for m in adapted_experts(own, layer))
+    return float(setting.microbatch_tokens * (beside + visited / mesh.expert_tensor))
 
 
 def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:

@@ -13,7 +13,6 @@ from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.eager_kernels import input_share
 from rpbench.mesh.layers.engine_kernels import engine_times
 from rpbench.mesh.layers.layer_seconds import (
-    Adapters,
     Seconds,
     Setting,
     eager_kernels,
@@ -39,8 +38,7 @@ def pipeline_setting(
     node = machine.devices_per_node or num_devices  # a pipeline may leave devices of its last node to others
     where = machine.with_devices(num_devices if num_devices < node else -(-num_devices // node) * node)
     mesh, seq_len = Mesh(pipeline=num_devices), model.seq_len
-    beside = Adapters(model.lora_rank) if model.lora_rank and known.kernels == "tiled" else None
-    return Setting(model, where, mesh, known, seq_len, num_tokens / seq_len, "bf16", "full", numbers, beside)
+    return Setting(model, where, mesh, known, seq_len, num_tokens / seq_len, "bf16", "full", numbers)
 
 
 def times_of(setting: Setting) -> LayerTimes:
@@ -109,7 +107,7 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
 def tied_s(setting: Setting) -> float:
     """Seconds of summing a tied matrix's gradients over the devices of its two ends; 0 where one device has both."""
     own, mesh = setting.architecture, setting.mesh
-    if not own.tied or setting.adapters or mesh.pipeline == 1:
+    if not own.tied or setting.has_adapters or mesh.pipeline == 1:
         return 0.0
     size = setting.software.gradient_bytes * padded_vocab(setting) * own.hidden / mesh.tensor
     return reduce_s(size, setting.ends_group())

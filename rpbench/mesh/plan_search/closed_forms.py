@@ -19,8 +19,8 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import logits_bytes
 from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.memory import kept_bytes, working_set_bytes
-from rpbench.mesh.parameters import states_of
+from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
+from rpbench.mesh.parameters import adapter_parameters, states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
 from rpbench.mesh.plan_search.plans import EVEN, SHARED, Floats, Inner, Ints, Plans
 from rpbench.mesh.software import Software
@@ -72,6 +72,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
 
     dense = sum(part * own.dense_parameters(kind) for kind, part in kinds.items())
     experts = sum(part * own.expert_parameters(kind) for kind, part in kinds.items())
+    adapters = [(part, *adapter_parameters(job, kind)) for kind, part in kinds.items()]
     rows = padded_vocab(job) / inner.tensor
     return {
         "forward": mean("forward_all"),
@@ -87,6 +88,9 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # of every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
+        "learned": sum(part * of_layer for part, of_layer, _ in adapters) if own.lora_rank else dense / inner.tensor,
+        "learned_experts": sum(part * each for part, _, each in adapters) if own.lora_rank else experts / inner.expert,
+        "bits": bits_of_weights(job),
         "matrix": rows * own.hidden,
         "tensor": float(inner.tensor),
         "context": float(inner.context),
@@ -127,7 +131,7 @@ class _Forms:
     Attributes:
         each: the mean layer of every plan, by the names of `layer_table`.
         ends: parameters of embedding and head on an end of the pipeline, whose matrices may be one.
-        dense, experts: of the fullest rank, before replicas share them.
+        learned, learned_experts: parameters of the fullest rank that learn, before replicas share them.
         owned: of both, the part that a device updates.
     """
 
@@ -139,12 +143,13 @@ class _Forms:
         self.n = plans.data.astype(float) * self.each["context"]
         self.ranks = rank_layers(len(question.architecture.layers), self.p, self.v, plans.last)
         self.ends = self.each["matrix"] * np.where(self.p == 1, 1.0 if question.architecture.tied else 2.0, 1.0)
-        self.dense = self.each["dense"] * self.ranks.most + self.ends
-        self.experts = self.each["experts"] * self.ranks.most
+        self.learns = 0.0 if question.architecture.lora_rank else 1.0  # whether the ends do
+        self.learned = self.each["learned"] * self.ranks.most + self.learns * self.ends
+        self.learned_experts = self.each["learned_experts"] * self.ranks.most
         shares = self.n * self.each["tensor"] / self.each["expert"]
         self.expert_shards = np.maximum(1.0, np.minimum(self.n, shares))  # as `Mesh.expert_shard_group`
-        self.owned = self.dense / np.where(plans.shared == 0, 1.0, self.n)
-        self.owned += self.experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
+        self.owned = self.learned / np.where(plans.shared == 0, 1.0, self.n)
+        self.owned += self.learned_experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
 
     @cached_property
     def layer_s(self) -> Floats:
@@ -203,10 +208,10 @@ class _Forms:
         m, n, most, beside = self.m, self.n, self.ranks.most, software.constants["beside"]
         bandwidth, latency = _group(machine, software, n, each["tensor"])
         part = (n - 1) / n
-        own = self.dense * part / bandwidth
+        own = self.learned * part / bandwidth
         others = n * each["tensor"] / each["expert"]
         expert_bandwidth, _ = _group(machine, software, others, each["expert"])
-        own += self.experts * (others - 1) / np.maximum(others, 1) / expert_bandwidth
+        own += self.learned_experts * (others - 1) / np.maximum(others, 1) / expert_bandwidth
         scatter = software.gradient_bytes * own * np.where(shared == 0, 2.0, 1.0) + latency
         gather = 2.0 * own * (shared > 0) + latency * (shared > 0)
         back = each["backward"] + each["recompute"]
@@ -221,9 +226,10 @@ class _Forms:
             )
         )
         layer = (each["dense"] + each["experts"] * (each["expert"] == 1)) * part / bandwidth
+        scattered = self.learns * software.gradient_bytes  # of adapters, nothing to speak of
         ahead = np.maximum(each["forward"] * (1 + beside), 2.0 * layer) - each["forward"]
-        later = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
-        whole = m * most * (ahead + later) + (2.0 * m + software.gradient_bytes) * self.ends * part / bandwidth
+        later = np.maximum(back * (1 + beside), (2.0 + scattered) * layer) - back
+        whole = m * most * (ahead + later) + (2.0 * m + scattered) * self.ends * part / bandwidth
         fully = shared == SHARED.index("parameters")
         return np.where(n == 1, 0.0, np.where(fully, whole, found))
 
@@ -255,13 +261,22 @@ class _Forms:
         """Bytes of weights, gradients and optimizer of ranks with that many layers."""
         each, shared = self.each, self.plans.shared
         found = np.zeros_like(self.n)
-        sizes = (each["dense"] * layers + matrix, self.n), (each["experts"] * layers, self.expert_shards)
-        for size, shards in sizes:
-            parts = [sum(states_of(self.software, what, size, size / shards)) for what in SHARED]
+        of_layers = each["learned"] * layers
+        for size, learned, shards in (
+            (each["bits"] * each["dense"] * layers + matrix, of_layers + self.learns * matrix, self.n),
+            (each["bits"] * each["experts"] * layers, each["learned_experts"] * layers, self.expert_shards),
+        ):
+            parts = []
+            for what in SHARED:
+                weights = states_of(self.software, what, size, size / shards).weights
+                if not self.learns and what != "parameters":
+                    weights = weights + 2.0 * learned
+                more = states_of(self.software, what, learned, learned / shards)
+                parts.append(weights + more.gradients + more.optimizer)
             found = found + np.select([shared == number for number in range(len(SHARED))], parts)
-        layer = each["dense"] + each["experts"]
+        layer, learned = each["dense"] + each["experts"], each["learned"] + each["learned_experts"]
         gathered = np.where(shared == SHARED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
-        scattered = np.where(shared >= SHARED.index("gradients"), self.software.accumulate_bytes * layer, 0.0)
+        scattered = np.where(shared >= SHARED.index("gradients"), self.software.accumulate_bytes * learned, 0.0)
         whole: Floats = found + gathered + scattered
         return whole
 
