@@ -18,7 +18,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy
-from rpbench.plan.contest.contender import Contender, contenders, space_of, why_not_charged
+from rpbench.plan.contest.contender import Contender, contenders, space_of
 from rpbench.plan.contest.frame import Frame, Frames, posed
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.terms import Terms
@@ -106,9 +106,9 @@ def advise(
     asked = [each for each in contenders(names) if framework is None or framework in runs_in(each.entry.name)]
     if not asked:
         raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
-    left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
+    left_out = dict[str, str]()
     if names is None and terms.num_devices == 1:
-        left_out |= {each.name: ALONE for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
+        left_out = {each.name: ALONE for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
     taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
     if seconds is not None:
         compile_kernels(terms, basis)

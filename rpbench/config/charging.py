@@ -22,7 +22,7 @@ def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Machine, co
     if charge is None:
         is_possible = isinstance(mode, Simulate) and config.tuning_budget is None and config.schedule_file is None
         stays = entry.separate_cuts and config.offload in ("none", "weights")
-        in_bytes = is_possible and not stays and not entry.shards_head and _known(config.model, cluster, cost)
+        in_bytes = is_possible and not stays and _known(config.model, cluster, cost)
         charge = "bytes" if in_bytes else "hops"
     moves = charge == "bytes" and entry.separate_cuts
     return {"charge": charge, "offload": config.offload or ("all" if moves else "none")}
@@ -46,8 +46,4 @@ def check_charge(charge: str, offload: str, entry: Entry, mode: Mode) -> None:
         raise ConfigError(
             f"charge=bytes with offload={offload}: the weights of {entry.name} follow its work, and their way counts; "
             "use offload=all, or charge=hops"
-        )
-    if entry.shards_head:
-        raise ConfigError(
-            f"charge=bytes: the sums of {entry.name} over shares of the head have no bytes; use charge=hops"
         )

@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
-from rpbench.ir.action import Kind
+from rpbench.ir.action import HEAD, Kind
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
@@ -70,6 +70,9 @@ CHARGES: Mapping[str, Charge] = {
     "A": Charge(lambda stage, sizes: stage.inputs or sizes.boundary),
     "boundary": Charge(lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
     "sum": Charge(lambda stage, sizes: sizes.boundary),
+    # Of shards of a vocabulary: hidden states come to all devices and what the embedding's rows make goes to the first
+    # (HF); gradients go the other ways (HB). Each pair moves what an all-reduce of a boundary tensor does.
+    "vocab": Charge(lambda stage, sizes: sizes.boundary, ends=frozenset(HEAD)),
 }
 
 
@@ -86,14 +89,14 @@ def is_collective(payload: Payload) -> bool:
 
 
 def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
-    """The transfers at the end of computations, by kind and stage."""
+    """The transfers at the end of computations, by kind and stage: all-reduces over devices with a shard each."""
+    devices = max(1, schedule.shape.num_head_shards)
     found: dict[tuple[Kind, int], tuple[Payload, ...]] = {}
     for name, charge in CHARGES.items():
-        for kind in charge.ends:
-            forward = kind in (Kind.F, Kind.R)
-            for stage in range(schedule.shape.num_stages if forward else schedule.shape.num_backward_stages):
-                payload = Payload(name, stage, not forward, Fraction(1), charge.lane)
-                found[kind, stage] = (*found.get((kind, stage), ()), payload)
+        for kind in charge.ends & schedule.plain_kinds:
+            for number in range(devices):
+                payload = Payload(name, number, kind is not Kind.HF, Fraction(2 * (devices - 1), devices), charge.lane)
+                found[kind, number] = (*found.get((kind, number), ()), payload)
     return found
 
 

@@ -275,13 +275,11 @@ class LayerTimes:
             keeps: backward stages that recompute nothing.
 
         Raises:
-            ValueError: if the partition does not cover the layers, or a stage keeps and the head is shared.
+            ValueError: if the partition does not cover the layers.
         """
         spared = {*keeps, *([len(partition.backward) - 1] if keeps_last else [])}
         if num_head_shards:
-            if keeps:
-                raise ValueError(f"keeps={sorted(keeps)}: with a shared head every stage recomputes; leave it empty")
-            return self._with_cut_head(partition, num_head_shards, recompute_ahead)
+            return self._with_cut_head(partition, num_head_shards, recompute_ahead, spared)
         partition.check_layers(self.num_layers)
         work = {
             Kind.F: self._forward_works(partition),
@@ -299,10 +297,12 @@ class LayerTimes:
             work, self.hop, recompute_ahead, fused_ahead, self.units_per_second, self.overlap_gain, self.speeds
         )
 
-    def _with_cut_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
+    def _with_cut_head(
+        self, partition: Partition, num_shards: int, recompute_ahead: bool, keeps: Collection[int]
+    ) -> CostTable:
         """A table whose stages lack the head's work; every device has a shard of the head as actions of their own."""
         headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0, head_step=0)
-        found = headless.table(partition, recompute_ahead=recompute_ahead)
+        found = headless.table(partition, recompute_ahead=recompute_ahead, keeps=keeps)
         shards = {
             Kind.HF: (Work(self.head_forward / num_shards, num_records=1),) * num_shards,
             Kind.HB: (Work(self.head_backward / num_shards, num_records=1),) * num_shards,

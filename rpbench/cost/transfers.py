@@ -27,14 +27,22 @@ if TYPE_CHECKING:
 
 
 class StageBytes:
-    """Bytes of the stages of a partition; those in `keeps` recompute nothing (None: all or none, as `sizes` says)."""
+    """Bytes of the stages of a partition.
 
-    def __init__(self, partition: Partition, sizes: ModelBytes, keeps: Collection[int] | None = None) -> None:
+    Args:
+        keeps: stages that recompute nothing; None: all or none, as `sizes` says.
+        num_head_shards: stages that have a shard of embedding and head each; 0: both are whole.
+    """
+
+    def __init__(
+        self, partition: Partition, sizes: ModelBytes, keeps: Collection[int] | None = None, num_head_shards: int = 0
+    ) -> None:
         partition.check_layers(sizes.num_layers)
         everyone = range(len(partition.backward)) if sizes.keeps_activations else ()
         self._sizes, self._keeps = sizes, frozenset(everyone if keeps is None else keeps)
-        self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused)
-        self._backward = _stages(partition.backward_ranges(), sizes, has_head=True)
+        shards = num_head_shards
+        self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused, num_shards=shards)
+        self._backward = _stages(partition.backward_ranges(), sizes, has_head=True, num_shards=shards)
 
     def of(self, payload: Payload) -> Number:
         """Bytes that an action carries over the link of its device."""
@@ -78,7 +86,8 @@ def moved_bytes(
     partition, index = analysis.schedule.partition, analysis.index
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    stages = [StageBytes(partition, own, keeps) for own in sizes.under(analysis.schedule).of_each]
+    shards = analysis.schedule.shape.num_head_shards
+    stages = [StageBytes(partition, own, keeps, shards) for own in sizes.under(analysis.schedule).of_each]
 
     def bytes_of(number: int, payload: Payload) -> Number:
         return stages[(index.actions[number].microbatch or 0) % len(stages)].of(payload)
@@ -171,11 +180,15 @@ class TransferTimes:
         return self.cluster.link_bytes_per_s(payload.lane)
 
 
-def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> list[LayerSize]:
-    found = []
+def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool, num_shards: int) -> list[LayerSize]:
+    found, ends = [], (sizes.embedding, sizes.head)
+    shard = [LayerSize(*(-(-size // num_shards) for size in end)) for end in ends] if num_shards else []
     for number, layers in enumerate(ranges):
         held = [sizes.layers[layer] for layer in layers]
-        held += [sizes.embedding] * (number == 0) + [sizes.head] * (has_head and number == len(ranges) - 1)
+        if shard:
+            held += shard if number < num_shards else []
+        else:
+            held += [sizes.embedding] * (number == 0) + [sizes.head] * (has_head and number == len(ranges) - 1)
         found.append(LayerSize(*(sum(getattr(layer, name) for layer in held) for name in LayerSize._fields)))
     return found
 
@@ -224,7 +237,7 @@ class Traffic:
     def times(self, schedule: Schedule, units_per_second: int, keeps: Collection[int] | None = None) -> TransferTimes:
         """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
         assert schedule.partition is not None
-        stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps)
+        stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps, schedule.shape.num_head_shards)
         parts = 1 if self.optimizer is None else schedule.shape.num_parts
         return TransferTimes(
             stages, self.cluster, units_per_second, self.optimizer, on_ssd=schedule.on_ssd, num_parts=parts

@@ -76,7 +76,7 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
     if recompute == "except_last":
         check_nothing_leaves(schedule, recompute, {"P", "G", "A"})
     shape = schedule.shape
-    if keeps_whole_stages and (shape.num_parts > 1 or shape.num_head_shards or shape.tensor_parallel):
+    if keeps_whole_stages and (shape.num_parts > 1 or shape.tensor_parallel):
         raise ValueError(
             f"recompute={recompute}: {schedule.name} cuts sequences or layers into parts; use recompute=all"
         )

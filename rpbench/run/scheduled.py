@@ -28,7 +28,7 @@ from rpbench.cost.profiled import to_text
 from rpbench.ir.analysis import Analysis
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
-from rpbench.plan.contest.contender import Contender, why_not_charged
+from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Frame, Frames, order_key
 from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import tune
@@ -210,13 +210,10 @@ def _assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
 
 
 def contender_of(request: Request) -> Contender:
-    """The contender that a request names; ConfigError for a schedule whose collectives have no known bytes."""
+    """The contender that a request names."""
     entry, given = request.entry, request.schedule.options
     own = {name: value for name, value in given.items() if value != entry.options[name]}
-    found = Contender(entry, tuple(own.items()))
-    if reason := why_not_charged(found):
-        raise ConfigError(f"tuning_budget={request.tuning_budget}: {reason}; leave it out for {entry.name}")
-    return found
+    return Contender(entry, tuple(own.items()))
 
 
 def terms_of_request(request: Request) -> Terms:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpbench.cost.charges import computations_that_carry
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic, StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.costs import StageCosts
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
@@ -140,6 +142,31 @@ def test_of_sums_over_shards_computation_hides_a_part():
         assert shown[payload] == pytest.approx(0.75 * seconds)
     sums = sorted((waiting[payload] - seconds) / (0.5 * 2 * 3) for payload, seconds in plain.items())
     assert sums == pytest.approx([6, 7, 13, 13])
+
+
+@pytest.mark.parametrize("name", ["interlaced", "vocab_parallel"])
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_every_half_of_a_shared_head_ends_with_an_all_reduce_of_a_boundary_tensor(name, devices):
+    """Hidden states go to all and the embedding's come back to the first, n - 1 of n parts each; gradients as well."""
+    each, shape = (1.0,) * devices, Shape(devices, devices, 4, num_steps=2)
+    times = [StageCosts(each, each, each, 0.0, each, each, 1.0, 1.0)] if entry(name).needs_costs else []
+    order = entry(name).build(shape, *times).with_partition(symmetric(split_evenly(MODEL.num_layers, devices)))
+    moved = moved_bytes(order, SIZES, carry=computations_that_carry(order))
+    reduced = 2 * SIZES.boundary * (devices - 1) / devices
+    assert [device.get("net vocab", 0) for device in moved] == [round(2 * 4 * 2 * reduced)] * devices
+    assert computations_that_carry(entry("1f1b").build(shape)) == {}
+
+
+def test_a_step_of_a_shared_head_updates_a_shard_of_both_ends():
+    schedule = entry("interlaced").build(Shape(3, 3, 4)).with_partition(symmetric((3, 2, 1)))
+    stages = StageBytes(schedule.partition, SIZES, num_head_shards=3)
+    ends = -(-SIZES.embedding.optimizer // 3) + -(-SIZES.head.optimizer // 3)
+    layer = SIZES.layers[0].optimizer
+    assert [stages.stage(number, backward=True).optimizer - ends for number in range(3)] == [
+        3 * layer,
+        2 * layer,
+        layer,
+    ]
 
 
 def test_whole_activations_that_move_have_the_logits_in_the_last_stage_alone():

@@ -16,7 +16,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.plan.climb import Climb, ClimbOrder, Tally
-from rpbench.plan.contest.contender import RECOMPUTES, Setting, Space, contender, contenders, space_of, why_not_charged
+from rpbench.plan.contest.contender import RECOMPUTES, Setting, Space, contender, contenders, space_of
 from rpbench.plan.contest.frame import Frame, Frames, order_key, posed, uncollected
 from rpbench.plan.contest.plans import Budget, Tried, rank
 from rpbench.plan.contest.restarts import restart
@@ -121,7 +121,7 @@ def _tuned(who, case, budget):
 @pytest.mark.parametrize("model", ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b"])
 def test_no_free_lunch_in_figure_10(model):
     case, budget = terms(model), Budget(work=400)
-    plans = [plan for who in contenders() if not why_not_charged(who) and (plan := _tuned(who, case, budget))]
+    plans = [plan for who in contenders() if (plan := _tuned(who, case, budget))]
     fitting = sorted((plan for plan in plans if plan.outcome.fits), key=lambda plan: -plan.outcome.tokens_per_s)
     for leader in fitting[:2]:
         plan = tune(leader.contender, case, OF_FIGURE_10)
@@ -158,8 +158,6 @@ def test_frames_go_without_a_collection_of_garbage(name):
 def test_everybody_has_the_same_budget_and_keeps_to_it(names):
     case, budget = small(), Budget(work=60)
     for who in contenders(names):
-        if why_not_charged(who):
-            continue
         try:
             plan = tune(who, case, budget)
         except ValueError:  # no setting of so few layers and devices; what is asked for by name has one

@@ -1,5 +1,6 @@
 """Interlaced pipeline: the released order, its wait and its memory, and training with tensors."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -8,7 +9,10 @@ from hypothesis import strategies as st
 from spared import slow
 
 from rpbench.config.request import load
+from rpbench.cost.footprint.sizes import model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
+from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
@@ -18,6 +22,7 @@ from rpbench.run.recording import run
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import architecture
 
 # Worked out by hand from the rule in the released code: 4 ranks, 8 microbatches.
 GOLDEN = """
@@ -59,6 +64,27 @@ def test_the_head_adds_its_time_and_no_wait(p, head):
     assert made == m * (3 + head) + 3 * (p - 1)
 
 
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_a_head_whose_exchanges_take_time_delays_every_microbatch_by_two(p):
+    """An all-reduce of a boundary tensor after either half of S, which nothing hides: 2 (p - 1) / p of it each."""
+    m, sizes = 4 * p, model_bytes(architecture("tiny_gpt"), 16)
+    cluster = Machine("x", copy_bytes_per_s=1e4, collective_bytes_per_s=1e4)
+    times = LayerTimes([1.0] * p, [0] * p, [2.0] * p, head_forward=p / 2, head_backward=p / 2)
+    schedule = build(p, m).with_partition(symmetric((1,) * p))
+    plain = times.table(symmetric((1,) * p), num_head_shards=p)
+    sizes = replace(sizes, layers=(sizes.layers[0],) * p)
+    charged = Traffic(sizes, cluster, optimizer=OptimizerTraffic(0.0, 1.0, 1e30)).charged(schedule, plain)
+    exchange = 2 * (p - 1) / p * sizes.boundary / 1e4
+    assert simulate(schedule, charged).makespan == pytest.approx(m * (4 + 2 * exchange) + 3 * (p - 1))
+
+
+@pytest.mark.parametrize("keeps", [(), (1,), (0, 1, 2)])
+def test_stages_that_keep_their_activations_recompute_nothing(keeps):
+    times = LayerTimes([1.0] * 3, [1.0] * 3, [2.0] * 3, head_forward=1.5, head_backward=1.5)
+    found = times.table(symmetric((1, 1, 1)), num_head_shards=3, keeps=keeps)
+    assert [work.pre for work in found.work[Kind.B]] == [0.0 if stage in keeps else 1.0 for stage in range(3)]
+
+
 @settings(deadline=None, max_examples=25)
 @given(p=st.integers(1, 9), m=st.integers(1, 24))
 def test_half_a_pipeline_more_is_in_flight(p, m):
@@ -67,10 +93,12 @@ def test_half_a_pipeline_more_is_in_flight(p, m):
     assert peak_in_flight(build_graph(schedule)) == [min(3 * p // 2 - rank, m) for rank in range(p)]
 
 
+@pytest.mark.parametrize("recompute", ["all", "none"])
 @pytest.mark.parametrize("backend, devices", [slow(("virtual", 4)), ("cpu", 2)])
 @pytest.mark.slow
-def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
+def test_it_trains_as_plain_training_does(backend, devices, recompute, tmp_path):
     request = ["schedule=interlaced", f"backend={backend}", "model=tiny_gpt", "verify=true", "dtype=float64"]
+    request.append(f"recompute={recompute}")
     (row,) = run(
         load([*request, f"num_devices={devices}", f"num_microbatches={2 * devices}", f"results_dir={tmp_path}"])
     )

@@ -27,7 +27,7 @@ from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multi
 from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
-from rpbench.plan.contest.contender import contenders, why_not_charged
+from rpbench.plan.contest.contender import contenders
 from rpbench.records.manifest import NOT_APPLICABLE
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ def contest_numbers(experiments: Experiments) -> pd.DataFrame:
 
 def not_compared() -> list[str]:
     """Schedules of the registry that could take part but are not in the experiment."""
-    able = {each.entry.name for each in contenders() if not why_not_charged(each)}
+    able = {each.entry.name for each in contenders()}
     return sorted(able - set(swept(EXPERIMENT, "schedule")))
 
 

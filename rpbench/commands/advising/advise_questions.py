@@ -19,7 +19,7 @@ from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.search import NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.places import file_of
-from rpbench.plan.contest.contender import contenders, why_not_charged
+from rpbench.plan.contest.contender import contenders
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.registry import entry
@@ -186,7 +186,7 @@ def host_limits(terms_at: TermsAt, question: str, names: Sequence[str] | None, l
         longest: tokens that the model has positions for; None: no limit.
     """
     for contender in contenders(names or tuple(RUNS_IN)):
-        if not (contender.fixed or why_not_charged(contender)):
+        if not contender.fixed:
             yield limit_of(contender, terms_at, *_steps(question, longest))
 
 

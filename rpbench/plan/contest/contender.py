@@ -64,13 +64,6 @@ def contenders(names: Iterable[str] | None = None) -> list[Contender]:
     return found + [contender(name, late=True) for name in chosen if registry.entry(name).late]
 
 
-def why_not_charged(found: Contender) -> str:
-    """Why the transfers of a schedule cannot be charged; empty where they can."""
-    if found.entry.shards_head:
-        return f"the sums of {found.entry.name} over shares of the head have no bytes yet"
-    return ""
-
-
 @dataclass(frozen=True)
 class Setting:
     """One value for every dimension of a space.

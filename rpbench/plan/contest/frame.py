@@ -159,7 +159,11 @@ class Frame:
             own = keeps if self.setting.recompute == "fitting" else ()
             return replace(problem, keeps=own).charged(self.schedule.with_partition(partition))
         plain = problem.times.table(
-            partition, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead, keeps=keeps
+            partition,
+            recompute_ahead=problem.recompute_ahead,
+            fused_ahead=problem.fused_ahead,
+            num_head_shards=self.schedule.shape.num_head_shards,
+            keeps=keeps,
         )
         return self.traffic.charged(self.schedule.with_partition(partition), plain, keeps)
 
