@@ -72,6 +72,7 @@ class Entry:
         late: the options under which an update comes one step late.
         halved: the options under which the microbatches of its shape are halves of the requested ones; None for a
             method that never halves them. See `rpbench.config.sizes`.
+        segments: the option that says into how many segments every sequence is cut; None: it stays whole.
         whole_microbatches: whether every device runs its microbatches through all layers, as replicas do.
         gathers: with `whole_microbatches`, the options under which weights come from other devices for every visit,
             during another computation; None for a method whose weights never do.
@@ -98,6 +99,7 @@ class Entry:
     searched: Mapping[str, Values] = field(default_factory=dict)
     late: Mapping[str, Any] | None = None
     halved: Mapping[str, Any] | None = None
+    segments: str | None = None
     whole_microbatches: bool = False
     gathers: Mapping[str, Any] | None = None
 
@@ -110,6 +112,10 @@ class Entry:
         """The number of microbatches of its shape in a requested one: 2 or 1."""
         wanted = self.halved or {}
         return 2 if wanted and all(options.get(name) == value for name, value in wanted.items()) else 1
+
+    def num_segments(self, options: Mapping[str, Any]) -> int:
+        """Segments of every sequence, which run like microbatches."""
+        return int(options[self.segments]) if self.segments else 1
 
     def values(self, name: str, num_ranks: int, num_microbatches: int) -> tuple[Any, ...]:
         """The values of an option that a search tries for these sizes, the default first; ValueError without any."""

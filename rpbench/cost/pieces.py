@@ -35,6 +35,11 @@ def of_piece(times: LayerTimes, pieces: int) -> LayerTimes:
     return combined(part, times)
 
 
+def of_segments(whole: LayerTimes, each: LayerTimes, number: int) -> LayerTimes:
+    """The times of microbatches that run in equal segments; `each` are those of one: kernels of fewer tokens."""
+    return combined(lambda _, own: number * own, whole, each)
+
+
 def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[int], num_tokens: float) -> LayerTimes:
     """Given times of a microbatch of `num_tokens` tokens as those of a microbatch of sequences of these lengths.
 

@@ -40,6 +40,11 @@ def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensat
             f"recompute={recompute}: devices of {schedule.name} meet inside recomputations, and its sums count "
             "them; use recompute=all"
         )
+    if recompute != "all" and schedule.shape.num_parts > 1:
+        raise ValueError(
+            f"recompute={recompute}: segments of {schedule.name} read keys and values of earlier ones, and the "
+            "engine keeps no graphs of several segments; use recompute=all, or mode=simulate"
+        )
     if recompute == "none" and schedule.shape.separate_cuts and moves_activations(schedule):
         raise ValueError(
             f"recompute=none: {schedule.name} moves activations, and its backward stages have other layers than its "

@@ -76,9 +76,9 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
     if recompute == "except_last":
         check_nothing_leaves(schedule, recompute, {"P", "G", "A"})
     shape = schedule.shape
-    if keeps_whole_stages and (shape.num_parts > 1 or shape.tensor_parallel):
+    if keeps_whole_stages and shape.tensor_parallel:
         raise ValueError(
-            f"recompute={recompute}: {schedule.name} cuts sequences or layers into parts; use recompute=all"
+            f"recompute={recompute}: the sums of {schedule.name} count those of recomputation; use recompute=all"
         )
     if keeps_whole_stages and schedule.policy not in _SAME_WEIGHTS:
         raise ValueError(

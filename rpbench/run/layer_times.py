@@ -11,7 +11,7 @@ from rpbench.config.request import Request
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.machine import Machine
-from rpbench.cost.pieces import between, mean_times, of_lengths, of_piece
+from rpbench.cost.pieces import between, mean_times, of_lengths, of_piece, of_segments
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
@@ -42,11 +42,7 @@ def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...
     measures = request.cost.name == "profiled" and request.cost.profile is None
     line = _through_shortest(request, num_layers, lengths, whole) if measures and whole else lambda times: times
     for own in dict.fromkeys(lengths):
-        times = (
-            times_of(setting_of(request, own))
-            if whole is None
-            else line(of_lengths(whole, request.model, own, num_tokens))
-        )
+        times = _counted(request, own) if whole is None else line(of_lengths(whole, request.model, own, num_tokens))
         found[own] = _of_devices(request, times)
     return tuple(found[own] for own in lengths)
 
@@ -132,6 +128,14 @@ def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
 
 
+def _counted(request: Request, lengths: Sequence[int] = ()) -> LayerTimes:
+    setting, segments = setting_of(request, lengths), request.entry.num_segments(request.schedule.options)
+    times = times_of(setting)
+    if segments == 1:
+        return times
+    return of_segments(times, times_of(replace(setting, sequences=setting.sequences / segments)), segments)
+
+
 def numbers_on(cluster: Machine, cost: CostConfig, known: Software | None) -> Basis:
     """The numbers behind `cost=analytic` on a cluster; `cost.constants` go before those of a named software."""
     if known is None:
@@ -176,6 +180,6 @@ _SOURCES: Mapping[str, Callable[[Request, int], LayerTimes]] = {
     "unit": lambda request, num_layers: of_piece(unit_times(num_layers), request.pieces),
     "constant": _constant,
     "published": _published,
-    "analytic": lambda request, num_layers: times_of(setting_of(request)),
+    "analytic": lambda request, num_layers: _counted(request),
     "profiled": _profiled,
 }

@@ -60,8 +60,11 @@ def test_whole_activations_take_less_time_and_more_memory(rpbench):
         (("schedule=pipemare", "recompute=none"), "reads other weights than its forward"),
         (("schedule=pipeoptim", "recompute=except_last"), "use recompute=all"),
         (("schedule=zero_infinity", "recompute=none"), "nothing may leave the devices in between"),
-        (("schedule=seq1f1b", "recompute=none"), "cuts sequences or layers into parts"),
-        (("schedule=megatron_tp", "num_devices=1", "recompute=none"), "cuts sequences or layers into parts"),
+        (("schedule=seq1f1b", "recompute=none"), "segments of seq1f1b read keys and values of earlier ones"),
+        (
+            ("schedule=megatron_tp", "num_devices=1", "recompute=none"),
+            "count those of recomputation",
+        ),
         (("schedule=1f1b", "recompute=none", "mode=duel"), "mode=duel has no backend"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -71,6 +71,24 @@ def outcome(case, cut=EVEN, recompute="none", name="1f1b"):
     return frames.of(at, cut, 3).outcome(cut, recompute)
 
 
+@pytest.mark.parametrize("segments", [1, 2, 4])
+@pytest.mark.parametrize("recompute, layer", [("none", F + B), ("all", F + R + B)])
+def test_a_pipeline_of_segments_fills_with_one_of_them(segments, recompute, layer):
+    """(p - 1)(F + B) / k of bubble; a segment takes 0.1 + 1 / k of a microbatch here, not 1 / k."""
+    case = terms(each=lambda size: 0.1 + size)
+    at = setting_of(case, "seq1f1b", recompute=recompute).changed("schedule.num_segments", segments)
+    found = Frames(contender("seq1f1b"), case).of(at, EVEN, 3).outcome(EVEN, recompute)
+    assert found.step_time_s == pytest.approx((M * segments + 1) * 3 * layer * (0.1 + 1 / segments))
+
+
+@pytest.mark.parametrize("segments", [1, 2, 4])
+def test_the_first_device_keeps_the_activations_of_p_plus_k_minus_1_segments(segments):
+    """A (p + k - 1) / k, of three layers; weights, gradients and optimizer state besides."""
+    at = setting_of(terms(), "seq1f1b", recompute="none").changed("schedule.num_segments", segments)
+    found = Frames(contender("seq1f1b"), terms()).of(at, EVEN, 3).outcome(EVEN, "none")
+    assert found.peak_bytes == 3 * (10 + 10 + 60) + 3 * 100 * (2 + segments - 1) / segments
+
+
 @pytest.mark.parametrize("recompute, layer", [("none", F + B), ("all", F + R + B)])
 def test_an_even_pipeline_takes_m_plus_p_minus_1_stages(recompute, layer):
     found = outcome(terms(), recompute=recompute)

@@ -29,7 +29,7 @@ class Moments:
         of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
     """
 
-    def __init__(self, of_devices: Sequence[Ints]) -> None:
+    def __init__(self, of_devices: Sequence[npt.NDArray[Any]]) -> None:
         self._levels = np.concatenate(of_devices).T.astype(np.float64)  # (stages, moments of all devices)
         self._first = np.cumsum([0, *map(len, of_devices[:-1])])
         self.hold_anything = bool(self._levels.any())

@@ -115,6 +115,7 @@ class Footprint:
         self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
         self._tensor_shards = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._along_sequence = schedule.shape.sequence_parallel
+        self._segments = 1 if schedule.shape.tensor_parallel else schedule.shape.num_parts  # of every sequence
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shards = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
@@ -245,7 +246,7 @@ class Footprint:
         if not self._in_flight_by_stage:
             sizes = self._sizes
             levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
-            self._in_flight_by_stage.append(Moments(levels))
+            self._in_flight_by_stage.append(Moments([own / self._segments for own in levels]))
         plans, has_logits = len(stages.activations), not self._num_head_shards
         logits = np.tile(self._sizes.logits * keeps[:, -1:] * has_logits, (plans // len(keeps), 1))
         of_stages = np.where(keeps, stages.activations, np.maximum(stages.inputs, self._sizes.boundary))
@@ -286,7 +287,7 @@ class Footprint:
             parts = shares.weights, shares.gradients, shares.optimizer
         states = [stage @ part for stage, part in zip(stages[:3], parts, strict=True)]
         weights, gradients, optimizer = states if shares is None else np.rint(states).astype(np.int64)
-        logits = self._sizes.logits * held[num_stages - 1]
+        logits, boundary = self._sizes.logits * held[num_stages - 1], self._sizes.boundary
         if self._num_head_shards:
             logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
         stashed = {"stashed weights": (stages.weights * more_versions) @ held} if more_versions.any() else {}
@@ -295,7 +296,7 @@ class Footprint:
             **stashed,
             "gradients": gradients,
             "optimizer state": optimizer,
-            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
+            "kept stage inputs": np.tile(-(-self._in_flight * boundary // self._segments), (plans, 1)).astype(np.int64),
             "recomputed activations": (stages.activations[:, :, None] * held).max(axis=1, initial=0),
             "logits": np.tile(logits, (plans, 1)),
         }

@@ -19,6 +19,7 @@ from rpbench.cost.charges import with_everything
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import ReplicaShares, host_bytes, shares_or_offloads, ssd_bytes
 from rpbench.cost.footprint.sizes import DeviceMemory
+from rpbench.cost.pieces import of_segments
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import Traffic
 from rpbench.ir.action import COMPUTE
@@ -370,6 +371,9 @@ def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) 
         return given.recomputing_nothing() if setting.recompute == "none" else given
     entry, options = contender.entry, dict(setting.options)
     times, sizes = terms.times(setting.microbatch_sequences), terms.sizes(setting.microbatch_sequences)
+    segments = entry.num_segments(options)
+    if segments > 1:
+        times = of_segments(times, terms.times(setting.microbatch_sequences / segments), segments)
     if setting.recompute == "none":
         times, sizes = replace(times, recompute=[0] * times.num_layers), replace(sizes, keeps_activations=True)
     limit = terms.limits.device_memory_bytes
