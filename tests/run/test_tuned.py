@@ -84,7 +84,6 @@ def test_options_that_say_which_method_it_is_stay() -> None:
         (["cost=unit"], "use cost=published or cost=analytic"),
         (["num_steps=1"], "num_steps=1: the pace is that of a step among others"),
         (["mode=predict"], "use mode=simulate"),
-        (["schedule=vocab_parallel"], "leave it out for vocab_parallel"),
     ],
 )
 def test_what_leaves_nothing_to_search_is_refused(words: list[str], says: str, tmp_path) -> None:
