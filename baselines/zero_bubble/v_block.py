@@ -1,9 +1,9 @@
 """V-Min and V-Half: a building block, repeated every six slots, whose lifespans set the memory.
 
-Rank r holds stages r and 2p-1-r, so the pipe runs down the ranks and up again (a V) and the loss is on rank 0. A
-microbatch is six unit slots on every rank: F of either chunk, I (input gradient) of either, W (weight gradient) of
-either. A block says in which slot each F and I of the first microbatch starts; the next microbatch follows six slots
-later. How long a block holds its activations is how much memory the schedule takes. Four steps make the order:
+Rank r holds stages r and 2p-1-r, so the pipeline runs down the ranks and up again (a V) and the loss is on rank 0. A
+microbatch takes six unit slots on every rank: F, I (input gradient) and W (weight gradient) of both chunks. A block
+says in which slot each F and I of the first microbatch starts; the next microbatch follows six slots later. How long a
+block holds its activations decides how much memory the schedule takes. Four steps make the order:
 
     repeat    the block for every microbatch
     reorder   into free slots before a rank's first turn (F of its second chunk) or after its last new microbatch,
@@ -11,9 +11,9 @@ later. How long a block holds its activations is how much memory the schedule ta
     weights   W when a rank would wait, or when it needs the room
     squeeze   keep each rank's order, drop the empty slots
 
-That is the order for F = I = W. For other times, the last two steps are taken with them, W filling gaps by several
-rules, before and after ranks that would wait have pulled later passes forward; the order with the shortest
-device-local span is taken that holds no more and ends later, if at all, by less than the span gets shorter.
+This is the order for F = I = W. For other times, the last two steps use these times: W fills gaps by several rules,
+before and after waiting ranks have pulled later passes forward. Among orders that hold no more memory, the one with the
+shortest device-local span is taken; it may end later only by less than its span is shorter.
 
 V-Min with 3 ranks and 4 microbatches:
 
@@ -21,13 +21,13 @@ V-Min with 3 ranks and 4 microbatches:
     rank 1   1F0 1F1 4F0 4I0 4F1 4W0 1I0 1F2 1W0 4I1 4F2 4W1 1I1 1F3 1W1 4I2 4F3 4W2 1I2 4I3 1W2 4W3 1I3 1W3
     rank 2   2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3
 
-With `by_priority`, ours, V-Min takes an order without a block where one ends earlier in the same room: in every slot, a
-rank takes the most urgent pass that is ready (`order_by_priority`). V-Min's room is a whole number of
-microbatches; where the block leaves some of it free, for p = 2, 5 and 8, the other order gains two to four slots. For
-p = 8 and 16 or more microbatches it takes 25 slots beyond the work, the block 27.
+With `by_priority`, ours, V-Min takes an order without a block where one ends earlier within the same memory: in every
+slot, a rank takes the most urgent pass that is ready (`order_by_priority`). V-Min's memory is a whole number of
+microbatches; where the block leaves some of it free, for p = 2, 5 and 8, the other order gains two to four slots. For p
+= 8 and 16 or more microbatches it takes 25 slots beyond the work, the block 27.
 
-In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, a third and a half of 1F1B's 2p for many
-ranks.
+In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, for many ranks a third and a half of 1F1B's
+2p.
 
 Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362).
 The paper writes B for what is I here.
@@ -39,6 +39,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
@@ -106,19 +107,9 @@ def v_half(shape: Shape, costs: StageCosts) -> Schedule:
     return _block_schedule("v_half", shape, costs, tuple(blocks))
 
 
-def check_v(name: str, shape: Shape) -> None:
-    """Raise ValueError unless there are two stages on each rank."""
-    if shape.num_stages != 2 * shape.num_ranks:
-        raise ValueError(
-            f"{name} puts two stages on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks: there "
-            "must be twice as many; set chunks_per_device=2"
-        )
-
-
 def v_schedule(name: str, shape: Shape, rows: Rows) -> Schedule:
     """A schedule in V placement that repeats the passes of one step."""
-    placement = tuple((min(stage, shape.num_stages - 1 - stage),) for stage in range(shape.num_stages))
-    return Schedule(shape, repeat_steps(shape, rows), name=name, placement=placement)
+    return Schedule(shape, repeat_steps(shape, rows), name=name, placement=v_placement(shape))
 
 
 def stage_passes(orders: Sequence[Sequence[Pass]]) -> list[list[list_order.Pass]]:
