@@ -1,42 +1,43 @@
 """Chimera: two 1F1B pipelines through the same ranks in opposite directions, fitted into each other.
 
 Rank r holds stage r of the pipeline that goes down and stage p - 1 - r of the one that goes up: two copies of the
-weights, whose gradients are summed before the step. Each takes half of the microbatches, and with forward and
-backward of equal length one runs exactly where the other would wait. With 4 ranks and 4 microbatches, of which 2
-and 3 go up:
+weights, whose gradients are summed before the step. Each pipeline takes half of the microbatches. If forward and
+backward are equally long, one runs exactly where the other would wait. With 4 ranks and 4 microbatches, of which 2 and
+3 go up:
 
     rank 0   0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
     rank 1   1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
     rank 2   1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
     rank 3   0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
 
-A unit is p microbatches; more of them are units one after another, each filling the end of the one before. With
-F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank
-holds p/2 + 1 (ends) to p (middle) stage activations.
+A unit is p microbatches; several units follow one another, each filling the end of the one before. If F = B the
+makespan is 2m + p - 2 slots; if B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank holds p/2 + 1
+(ends) to p (middle) stage activations.
 
-With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
-that repeats a microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward, as long
-as no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
+If B = 2F, units do not fit into each other. So for m > p the times choose among several orders: the units, an order
+that repeats one microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward; no
+rank may hold more than p activations. For B = 2F the idle share is then (p - 2) / (3m/2 + p - 2) for any number of
+units.
 
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
-The merged order is found by a list schedule on unit slots: backward first, then the forward of the deeper stage, with
-at most min(p - s, p/2) microbatches in flight per direction at stage s.
+The merged order is a list schedule on unit slots: backward first, then the forward of the deeper stage, with at most
+min(p - s, p/2) microbatches in flight per direction at stage s.
 
-`pipelines=2f` runs f pipelines a direction, each p/f ranks further round: the j-th microbatch of a pipeline enters at
-slot 2j, moves a stage a slot, and comes back. With F = B the bubble is p/f - 2, for 2f copies of the weights. With 4
-ranks and 4 pipelines no slot is empty:
+`pipelines=2f` runs f pipelines in each direction, each shifted by p/f ranks: the j-th microbatch of a pipeline enters
+at slot 2j, advances one stage per slot, and comes back. If F = B the bubble is p/f - 2, at 2f copies of the weights.
+With 4 ranks and 4 pipelines no slot is empty:
 
     rank 0   0F0 1F3 2F1 3F2 3B2 2B1 1B3 0B0
     rank 1   0F3 1F0 2F2 3F1 3B1 2B2 1B0 0B3
 
-`forward_doubling` is the paper's cure for more units where B = 2F: a forward takes two microbatches at once, so that it
-is as long as a backward of one. It holds twice as much; the repeated orders above need no more memory.
+`forward_doubling` is the paper's remedy for several units if B = 2F: a forward takes two microbatches at once and is
+then as long as a backward of one. It holds twice as many activations; the repeated orders above need no more memory.
 
-`backward_halving` is its other cure: a forward takes a microbatch, and each backward half of one, so that it is as long
-as a forward. With halves in the place of microbatches this is the order of doubling: 2N halves, forwards of two. Hence
-the microbatches of the shape are halves, numbered through, where a run asks for N whole ones. It holds what the order
-above holds, as two halves are one microbatch. With B = 2F it waits (p - 2) F for every multiple of p, an idle share of
-(p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, 0F01 being one forward of halves 0 and 1:
+`backward_halving` is its other remedy: a forward takes a microbatch and each backward half of one, so that both are
+equally long. With halves in place of microbatches this is the order of doubling: 2N halves, forwards of two. So the
+microbatches of the shape are halves, numbered in a row, where a run asks for N whole ones. It holds as much as the
+order without halving, because two halves are one microbatch. If B = 2F it waits (p - 2) F for every multiple of p, an
+idle share of (p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, where 0F01 is one forward of halves 0 and 1:
 
     rank 0   0F01 0F23 3F45 3B4 3B5 3F67 3B6 3B7 0B0 0B1 0B2 0B3
     rank 1   1F01 2F45 1F23 2F67 2B4 2B5 1B0 1B1 2B6 2B7 1B2 1B3

@@ -9,9 +9,9 @@ together with a backward of the other, `(F;B)`. With 4 ranks and 8 microbatches,
     rank 2   1F4 2F0 1F5 2F1 1F6 2B0 (2F2;1B4) ...   rows 2 and 3 mirror 1 and 0
     rank 3   0F4 0F5 0F6 3F0 3I0 3W0 3F1 (0F7;3B1) ...
 
-The rows are those of `dualpipe_v` with p/2 ranks between an end and the middle, and m/2 microbatches a direction.
-With F, B = I + W and F&B the times of one stage, the bubble is (p/2 - 1)(F&B + B - 3W); a rank holds p + 1 stage
-activations at most.
+The rows are those of `dualpipe_v` with p/2 ranks between an end and the middle, and m/2 microbatches in each direction.
+With F, B = I + W and F&B the times of one stage, the bubble is (p/2 - 1)(F&B + B - 3W); a rank holds at most p + 1
+stage activations.
 
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
 """

@@ -1,20 +1,20 @@
-"""Hanayo: waves. The stages go over the ranks and back again, W times, and each turn stays on its rank.
+"""Hanayo: waves. The stages go over the ranks and back again W times, and each turn stays on its rank.
 
-With W waves a rank holds v = 2W stages (chunks_per_device): stage c p + i is on rank i for even c and on rank
-p - 1 - i for odd c, a V for W = 1. There is one copy of the weights. Ranks are greedy: a backward if one is ready,
-of the first microbatch; else the forward that is deepest. With 2 ranks, 2 microbatches and one wave:
+With W waves a rank holds v = 2W stages (chunks_per_device): stage c p + i is on rank i for even c and on rank p - 1 - i
+for odd c, a V for W = 1. There is one copy of the weights. Ranks are greedy: they run the ready backward of the
+earliest microbatch, otherwise the deepest ready forward. With 2 ranks, 2 microbatches and one wave:
 
     rank 0   0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1
     rank 1   1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
 
-That is the order on a grid of equal slots. For F = B and m a multiple of p its bubble is 2(p - 1) chunk slots, its
-share (p - 1) / (2Wm + p - 1); for B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. With
-more microbatches and B = 2F it would wait in every round of p. So the order is looked for by times: among the grid's,
-one that repeats (`rpbench.ordering.periodic`; W > 1: groups of microbatches go through one wave after another), and
-both with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a
-multiple of p.
+This is the order on a grid of equal slots. If F = B and m is a multiple of p its bubble is 2(p - 1) chunk slots, a
+share of (p - 1) / (2Wm + p - 1). If B = 2F and m = p, the same order idles (2p - 2) / (3Wp + 2p - 2) of the time; with
+more microbatches it would wait in every round of p. So the times choose among several orders: the grid's, one that
+repeats (`rpbench.ordering.periodic`; for W > 1 groups of microbatches go through one wave after another), and both with
+passes pulled forward. Without hops the repeated order idles (2p - 2) / (3Wm + 2p - 2) if B = 2F and m is a multiple of
+p.
 
-A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
+A rank holds the activations of at most p microbatches, 2Wp chunk activations; `in_flight` allows more.
 
 Source: Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency",
 SC'23. Orders for more than p microbatches and given times are ours.

@@ -1,24 +1,24 @@
-"""SuperOffload: the host steps a stage as soon as its gradient has come, and takes steps back where that was too early.
+"""SuperOffload: the host steps a stage as soon as its gradient arrives, and undoes steps that were too early.
 
-As in `zero_offload` gradients go to the host as they are made, and the optimizer works there. It does not wait for the
-end of the backward, where overflow and norm of all gradients are known: VALIDATE looks at them then, and a ROLLBACK
-ends each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to
-the device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
+As in `zero_offload`, gradients go to the host as they are made, and the optimizer runs there. It does not wait for the
+end of the backward, when overflow and the norm of all gradients are known. VALIDATE checks them then, and a ROLLBACK
+ends each step: it undoes the step after an overflow, and repeats it if gradients are clipped. New weights return to the
+device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
 
     compute   0F0 1F0 2F0 2B0 1B0 0B0                          0F1 1F1 2F1 ...
     d2h                       2STORE:G 1STORE:G 0STORE:G
     host                               2STEP@1 1STEP@1 0STEP@1 0VALIDATE@1 2ROLLBACK@1 1ROLLBACK@1 0ROLLBACK@1
     h2d                       2FREE:P          2LOAD:P@1 1LOAD:P@1 0LOAD:P@1
 
-Nothing is stale: a step that lasts is the step of plain training. Behind the last backward there is, where the host is
-fast enough, the way of one gradient down, one step, and the way of its weights up.
+Nothing is stale: the step that remains is the step of plain training. If the host is fast enough, only the following
+comes after the last backward: the transfer of one gradient, one step, and the transfer of its weights.
 
-`speculate=false` is what the release does with gradient clipping: VALIDATE comes first and no step is taken back.
-`device_stages` of the first stages, whose gradients come last, are stepped on the devices, behind VALIDATE, and neither
-their gradients nor their weights travel.
+`speculate=false` does what the released code does with gradient clipping: VALIDATE comes first and no step is undone.
+`device_stages` of the first stages, whose gradients come last, are stepped on the devices after VALIDATE; neither their
+gradients nor their weights move.
 
-Several devices keep shards (ZeRO-3): weights are gathered for every visit, once they are settled, and gradients
-scattered after it. With `gather_each_visit=false` they are gathered once a step, as in `zero_offload` (ours).
+Several devices keep shards (ZeRO-3): for every visit weights are gathered, once they are settled, and gradients
+scattered after it. With `gather_each_visit=false` weights are gathered once a step, as in `zero_offload` (ours).
 
 Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its abstract and of the code in DeepSpeed
 (superoffload_stage3).
