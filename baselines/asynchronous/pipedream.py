@@ -40,12 +40,12 @@ def pipedream(
 
     Args:
         shape: `num_microbatches` is the window of a step; the paper's is 1.
-        weight_stashing: backward reads what its forward read; without, what is newest, as the paper warns not to.
-        vertical_sync: all stages read the version that was newest on the first one.
+        weight_stashing: backward reads what its forward read; otherwise the newest, which the paper warns against.
+        vertical_sync: all stages read the version that was newest on the first stage.
         replicas: ranks of each stage; None for one each.
 
     Raises:
-        ValueError: if the replicas do not use up the ranks, or cannot share a window evenly.
+        ValueError: if the replicas do not use all ranks, or cannot share a window evenly.
     """
     if not weight_stashing and (vertical_sync or replicas is not None):
         raise ValueError(
@@ -75,7 +75,7 @@ def never_flushed(shape: Shape, name: str, policy: Policy) -> Schedule:
 
 
 def _replicated(shape: Shape, stage: int, holders: Sequence[int]) -> list[Row]:
-    """The rows of a stage's replicas: each has its share of the ranks downstream to fill before the first backward."""
+    """The rows of a stage's replicas, which share the forwards that fill the ranks downstream."""
     num_replicas, downstream = len(holders), shape.num_ranks - 1 - holders[0]
     return [
         alternate(stage, range(replica, shape.total_microbatches, num_replicas), downstream // num_replicas)

@@ -65,15 +65,15 @@ def _step(p: int, rank: int, batch: range) -> Iterator[Action]:
 
 
 def _unit(kind: Kind, p: int, rank: int, unit: range) -> Iterator[Action]:
-    """A rank's passes of one kind: each symbol takes the next microbatch of its chunk.
+    """A rank's forwards or backwards of a unit: each symbol takes the next microbatch of its chunk.
 
-    M, M2: the first and the second chunk of the direction that enters at this end; O, O2: of the other one.
+    M, M2: first and second chunk of the direction that enters at this end; O, O2: of the other direction.
     """
     half = p // 2
     down, up = unit[:half], unit[half:]
     end = min(rank, p - 1 - rank)
     mine, other = (down, up) if rank < half else (up, down)
-    near, far = half - end, end  # of the half microbatches: those before, and beside, the other direction's
+    near, far = half - end, end  # microbatches of the half before, and beside, the other direction's
     stages = {"M": end, "M2": 2 * p - 1 - end, "O": p - 1 - end, "O2": p + end}
     turns = {
         Kind.F: ["M"] * near + ["O", "M"] * far + ["O", "O2"] * near + ["M2", "O2"] * far + ["M2"] * near,

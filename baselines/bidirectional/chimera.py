@@ -73,7 +73,7 @@ def chimera(
     Args:
         pipelines: of both directions together; p must be a multiple of it.
         forward_doubling: forwards take two microbatches at once, and a unit has 2p.
-        backward_halving: the same of microbatches that are halves: a forward takes a whole one, a backward a half.
+        backward_halving: microbatches are halves: a forward takes two of them, a backward one.
     """
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
@@ -110,7 +110,7 @@ def chimera(
 
 
 def _check_units(p: int, m: int, *, in_pairs: bool, halves: int) -> None:
-    """Whole units; told in microbatches as they were asked for, of `halves` of the shape's each."""
+    """Refuse parts of units; the message counts requested microbatches, each `halves` of the shape's."""
     unit = p * (1 + in_pairs)
     if m % unit:
         asked, whole = f"{m / halves:g}", unit // halves
@@ -145,7 +145,7 @@ def _paired(what: Pass, first: int) -> list[Action]:
 
 
 def _routes(p: int, pipelines: int) -> list[list[int]]:
-    """The ranks of the stages of every pipeline: those that go down, then the same the other way round."""
+    """The ranks of every pipeline's stages: first the pipelines that go down, then those that go up."""
     each = pipelines // 2
     down = [[(stage + number * p // each) % p for stage in range(p)] for number in range(each)]
     up = [[(p - 1 - stage + number * p // each) % p for stage in range(p)] for number in range(each)]
@@ -153,7 +153,7 @@ def _routes(p: int, pipelines: int) -> list[list[int]]:
 
 
 def _of_slots(p: int, m: int, pipelines: int) -> Rows:
-    """Units one after another; in each, the microbatches of every pipeline go through two slots apart."""
+    """Units one after another; in each, the microbatches of a pipeline follow each other by two slots."""
     size = p // pipelines
     rows: list[list[Pass]] = [[] for _ in range(p)]
     for unit in range(0, m, p):
@@ -222,7 +222,7 @@ def _merge(p: int, m: int) -> Rows:
 
 
 class _Grid:
-    """Two pipelines on their way, one slot after another; `over` counts what has ended."""
+    """Two pipelines, slot by slot; `over` counts the passes that have ended."""
 
     def __init__(self, p: int, batches: list[list[int]]) -> None:
         self.p, self.batches = p, batches

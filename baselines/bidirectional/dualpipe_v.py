@@ -63,7 +63,7 @@ def rank_order(depth: int, rank: int, stages: tuple[int, int], batches: tuple[Se
 
 
 class _RankOrder:
-    """The row of a rank while it is written; every kind and chunk takes its microbatches in turn."""
+    """A rank's row, written phase by phase; every kind and chunk takes its microbatches in order."""
 
     def __init__(self, stages: tuple[int, int], batches: tuple[Sequence[int], Sequence[int]]) -> None:
         self.row: list[Action] = []

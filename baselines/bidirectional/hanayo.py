@@ -115,9 +115,9 @@ def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
-    """A wave a period. Groups of microbatches go through a wave, then through the next.
+    """One wave per period; groups of microbatches go through one wave, then through the next.
 
-    A group is as large as it must be, so that its first microbatch is back when its last has set off.
+    A group is just large enough that its first microbatch is back when its last has started.
     """
     p, waves = shape.num_ranks, shape.chunks_per_rank // 2
     wave = range(2 * p)
@@ -176,7 +176,7 @@ class _Greedy:
         heappush(self.ready[_rank_of(action.stage, self.p)], (*order, action))
 
     def _pass_on(self, ended: Action) -> None:
-        """Make the action ready that waited for this one."""
+        """Offer the action that needs this one's result."""
         if ended.kind is Kind.F and ended.stage == self.num_stages - 1:
             self._offer(ended._replace(kind=Kind.B))
         elif ended.kind is Kind.F:

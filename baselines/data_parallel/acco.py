@@ -37,7 +37,7 @@ ROUNDS = 2  # of an update
 
 
 def _lower(order: Schedule, *, prefetch: int) -> Schedule:
-    """The order with all that lane net does beside it."""
+    """The order with the actions of lane net."""
     devices = range(order.shape.num_ranks)
     rows = tuple({"compute": order.compute(device), "net": tuple(_net(order, device))} for device in devices)
     return replace(order, rows=rows)
@@ -63,7 +63,7 @@ def acco(shape: Shape) -> Schedule:
 
 
 def _net(order: Schedule, device: int) -> Iterator[Action]:
-    """Weights for two rounds; then behind each round its sums, its steps, and weights for the next but one."""
+    """Gather weights for two rounds; after each round sum, step, and gather for the round after the next."""
     stages, num_rounds = range(order.shape.num_stages), order.shape.num_steps
     yield from _gathers(order, 0)
     for number in range(num_rounds):

@@ -46,12 +46,12 @@ from rpbench.registry import schedule
 
 
 def home(stage: int, num_workers: int) -> int:
-    """The worker that has the master weights of a stage, and the stage of a worker: the same both ways."""
+    """The worker that has a stage's master weights; likewise the stage whose home a worker is."""
     return num_workers - 1 - stage
 
 
 def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Schedule:
-    """The order with the step of every stage at home, weights that come (lane h2d) and sums that go (lane d2h)."""
+    """The order with every stage's STEP at its home, loads of weights (lane h2d) and stores of sums (lane d2h)."""
     p, loads = order.shape.num_ranks, _loads_before_use if newest else _loads
     stepped = step_at_home(order, [home(worker, p) for worker in range(p)], before_use=True)
     index = Index(stepped)
@@ -67,8 +67,8 @@ def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedu
     """Worker i of N runs microbatches i, i + N, i + 2 N, ... of every step.
 
     Args:
-        newest: a worker takes the new weights of a stage where they are out when it comes there first in a step (v2).
-        stagger: forwards of the worker before that are over when a worker begins.
+        newest: a worker reads new weights of a stage if they are ready when it first comes there in a step (v2).
+        stagger: a worker starts after this many forwards of the worker before it.
 
     Raises:
         ValueError: if there is not one stage for each worker, they cannot share the microbatches evenly, or a
@@ -94,7 +94,7 @@ def _step(p: int, worker: int, batch: range, stagger: int) -> Iterator[Action]:
 
 
 def _loads(order: Schedule, worker: int) -> Iterator[Action]:
-    """A copy of every stage for every step; when one is let go, another comes for the next step."""
+    """Load a copy of every stage for every step; a copy that is freed makes room for one of the next step."""
     stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
     yield from (_load(order, stage, worker, 0) for stage in stages)
     for step in range(1, num_steps + 1):
@@ -105,7 +105,7 @@ def _loads(order: Schedule, worker: int) -> Iterator[Action]:
 
 
 def _loads_before_use(order: Schedule, worker: int) -> Iterator[Action]:
-    """Loads and frees of a worker that loads all copies of a step as it begins: some are made just then."""
+    """Load all copies of a step as it begins, because some weights are made only then."""
     stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
     for step in range(num_steps):
         yield from (_load(order, stage, worker, step) for stage in stages if stage or not step)
@@ -116,7 +116,7 @@ def _loads_before_use(order: Schedule, worker: int) -> Iterator[Action]:
 
 
 def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
-    """From the worker before, and at home from there; the first worker's from home, too, unless it goes round (v2)."""
+    """Load from the worker before; the home, and the first worker unless weights go round (v2), from the home."""
     shape, at_home = order.shape, home(stage, order.shape.num_ranks)
     version = version_read(order.policy, shape, step * shape.num_microbatches + worker, stage)
     goes_round = order.policy is Policy.CYCLIC and step > 0
@@ -125,7 +125,7 @@ def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
 
 
 def _goes_to(index: Index, visit: Visit) -> int:
-    """The worker that takes the sum of a stage's gradients: the next one, in the end its home."""
+    """The worker that gets the sum of a stage's gradients: the next one, after the last microbatch the home."""
     p, m = index.shape.num_ranks, index.shape.num_microbatches
     is_last = microbatch_of(index, visit) % m == m - 1
     return home(visit.stage, p) if is_last else (visit.device + 1) % p

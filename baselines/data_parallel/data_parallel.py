@@ -66,7 +66,7 @@ def through_all(num_stages: int, microbatches: Iterable[int], part: int = 0) -> 
 
 
 def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
-    """The order with a STEP of every stage: on device s mod p behind its work of the step, or on its host lane.
+    """The order with a STEP of every stage: on device s mod p after its work of the step, or on its host lane.
 
     Each device updates its own shard of the optimizer state; one STEP stands for all shards. A device has 1/p of
     the stages' steps in its lane, which is as much work as its own shard of every stage.

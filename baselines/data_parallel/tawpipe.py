@@ -50,7 +50,7 @@ def owner(stage: int, num_ranks: int, groups: int) -> int:
 
 
 def _comes_from(rank: int, stage: int, p: int, groups: int) -> int:
-    """The rank that another one takes a slice from."""
+    """The rank that `rank` loads a slice from."""
     size, home = p // groups, owner(stage, p, groups)
     if rank // size == home // size:
         return home
@@ -59,7 +59,7 @@ def _comes_from(rank: int, stage: int, p: int, groups: int) -> int:
 
 
 def _goes_to(rank: int, stage: int, p: int, groups: int) -> int:
-    """The rank that takes a rank's gradient of a slice."""
+    """The rank that gets the gradient of a slice from `rank`."""
     size, home = p // groups, owner(stage, p, groups)
     first = rank // size * size
     return home if first == home // size * size or rank == first else first
@@ -69,7 +69,7 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
     """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h).
 
     Args:
-        prefetch: slices that come ahead of the one that runs; a rank has one buffer more than that.
+        prefetch: slices loaded ahead of the current one; a rank has one buffer more.
 
     Raises:
         ValueError: if it is negative.
@@ -101,7 +101,7 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forth and back.
 
     Args:
-        groups: of ranks, as many as there are nodes; 1: one node, where slices are broadcast and nothing is relayed.
+        groups: number of groups of ranks, one a node; with 1, slices are broadcast and nothing is relayed.
 
     Raises:
         ValueError: if the ranks cannot form so many equal groups, there is not one slice for each rank, or the ranks

@@ -52,7 +52,7 @@ def home(stage: int, num_ranks: int) -> int:
 
 
 def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
-    """The order with a step of every slice at home, and what goes round: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
+    """The order with every slice's STEP at its home, and both rings: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
     p = order.shape.num_ranks
     stepped = step_at_home(order, [home(rank, p) for rank in range(p)])  # `home` is its own inverse
     index = Index(stepped)
@@ -76,7 +76,7 @@ def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step.
 
     Args:
-        buffers: slices that a rank has room for beside its own, of both rings together.
+        buffers: slices of both rings that a rank has room for beside its own.
 
     Raises:
         ValueError: if there is not one slice for each rank, the ranks cannot share the microbatches evenly, or there is
@@ -108,7 +108,7 @@ def _comes_from(index: Index, visit: Visit) -> int:
 
 
 def _goes_to(index: Index, visit: Visit) -> int:
-    """The rank that runs the next microbatch, in the end the home of the slice."""
+    """The rank of the next microbatch; after the last microbatch the slice's home."""
     p, m = index.shape.num_ranks, index.shape.num_microbatches
     is_last = microbatch_of(index, visit) == (visit.step + 1) * m - 1
     return home(visit.stage, p) if is_last else (visit.device + 1) % p

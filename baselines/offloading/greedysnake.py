@@ -62,14 +62,14 @@ def with_host_steps(order: Schedule, place: Callable[[Action], tuple[int, ...]])
 
 @schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})
 def greedysnake(shape: Shape, *, delayed: float = 0.0, ssd: str = "none") -> Schedule:
-    """Layer by layer over all microbatches, to and fro.
+    """Layer by layer over all microbatches, whose order reverses at every layer.
 
     Args:
-        delayed: of the layers, those whose step runs beside the next forward, from 0 to 1; evenly spread.
+        delayed: fraction of the layers whose step runs beside the next forward; evenly spread.
         ssd: what lives on the host's SSDs: none, optimizer (its state), or all (weights as well).
 
     Raises:
-        ValueError: if devices cannot share the microbatches evenly, or the fraction is none.
+        ValueError: if the devices cannot share the microbatches evenly, or `delayed` is not from 0 to 1.
     """
     if isinstance(delayed, bool) or not isinstance(delayed, int | float) or not 0 <= delayed <= 1:
         raise ValueError(f"schedule.delayed={delayed}: the fraction of the layers, from 0 to 1; try 0.3")

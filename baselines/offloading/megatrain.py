@@ -48,10 +48,10 @@ def _lower(order: Schedule, *, prefetch: int, checkpoint_interval: int) -> Sched
     "megatrain", source="arXiv 2604.05091", looped=True, lower=_lower, searched={"checkpoint_interval": (4, 2, 8)}
 )
 def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
-    """A microbatch after another, forth and back by blocks.
+    """One microbatch after another, forward and then backward by blocks.
 
     Args:
-        checkpoint_interval: of so many layers one has its input kept, 2 or more.
+        checkpoint_interval: the input of every so many layers is kept, 2 or more.
 
     Raises:
         ValueError: if the devices cannot share the microbatches evenly, or the interval is no whole number above 1.

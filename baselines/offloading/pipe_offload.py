@@ -26,7 +26,7 @@ from rpbench.ir.action import Kind, plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
-# Activations that may be back and not used yet: one comes while another is read.
+# Activations that may be loaded but not used yet: one arrives while another is read.
 BUFFERS = 2
 
 
@@ -57,7 +57,7 @@ def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4, group_
 
 
 def _longest_lived(row: Row, share: float, least_gap: int) -> list[int]:
-    """Where the forwards stand whose activations go."""
+    """Places of the forwards whose activations are offloaded."""
     kinds, stages, microbatches = plain_of(row).columns
     named = list(zip(stages, microbatches, strict=True))
     ends = {named[place]: place for place, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)}

@@ -64,7 +64,7 @@ def superoffload(
     Args:
         speculate: step before overflow and norm are known.
         device_stages: first stages that the devices step, from 0 to all.
-        gather_each_visit: of several devices; otherwise they gather weights once a step, and hold all of them.
+        gather_each_visit: several devices gather weights for every visit; otherwise once a step, and hold all.
 
     Raises:
         ValueError: if there are not so many stages, or the devices cannot share the microbatches evenly.
@@ -79,7 +79,7 @@ def superoffload(
 
 
 def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
-    """The schedule with a VALIDATE where the first stage is stepped, and an end of each step that went ahead."""
+    """The schedule with a VALIDATE at the first stage's STEP, and a ROLLBACK of each speculative STEP."""
     rows = []
     for lanes in stepped.rows:
         row = {name: tuple(_with_looks(actions)) for name, actions in lanes if name != "host"}
@@ -91,7 +91,7 @@ def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
 
 
 def _with_looks(row: Row) -> Iterator[Action]:
-    """A row with a VALIDATE before the steps that go with that of the first stage."""
+    """A row with a VALIDATE before the steps to a version, where the first stage's is among them."""
     first = {action.version for action in row if (action.kind, action.stage) == (Kind.STEP, 0)}
     for action in row:
         if action.kind is Kind.STEP and action.version in first:
@@ -101,7 +101,7 @@ def _with_looks(row: Row) -> Iterator[Action]:
 
 
 def _with_ends(row: Row) -> Iterator[Action]:
-    """A host's row: the steps to a version, their VALIDATE behind that of the first stage, and the ROLLBACK of each."""
+    """A host's row: the steps to a version, a VALIDATE where the first stage's is among them, a ROLLBACK of each."""
     for version in dict.fromkeys(action.version for action in row):
         steps = [action for action in row if action.version == version]
         yield from steps
@@ -111,7 +111,7 @@ def _with_ends(row: Row) -> Iterator[Action]:
 
 
 def _loads(shape: Shape, stages: range) -> Iterator[Action]:
-    """Weights for the first step; behind the last backward of a stage its next ones, in the place of those it had."""
+    """Load weights for the first step; after a stage's last backward replace them by its next ones."""
     yield from (Action(Kind.LOAD, stage, version=0, object="P") for stage in stages)
     for step in range(1, shape.num_steps + 1):
         for stage in reversed(stages):

@@ -48,7 +48,7 @@ def most_held(num_ranks: int) -> int:
 
 
 def _evicted(shape: Shape, rank: int, row: Row) -> list[int]:
-    """Where the forwards stand whose activations leave."""
+    """Places of the forwards whose activations are moved."""
     depth, limit = shape.num_ranks - rank, most_held(shape.num_ranks)
     if min(depth, shape.num_microbatches) <= limit:
         return []
@@ -65,9 +65,9 @@ def with_moved_activations(row: Row, moved: Sequence[int], *, peer: int | None, 
 
     Args:
         row: its compute row.
-        moved: where these forwards stand in it, ascending.
+        moved: places of these forwards in it, ascending.
         peer: the rank they go to; None for the host.
-        buffers: how many may have come back and not been used yet.
+        buffers: how many may be loaded but not used yet.
     """
     if not moved:
         return {"compute": row}

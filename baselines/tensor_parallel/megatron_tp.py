@@ -67,7 +67,7 @@ def _lower(order: Schedule, *, prefetch: int, sequence_parallel: bool = False) -
     searched={"sequence_parallel": (False, True)},
 )
 def megatron_tp(shape: Shape, *, sequence_parallel: bool = False) -> Schedule:
-    """All devices run the same actions, each its share of them, a microbatch forth and back before the next.
+    """All devices run the same actions on their shards, a microbatch forward and backward before the next.
 
     Args:
         sequence_parallel: norms and residuals are cut along the sequence.

@@ -39,7 +39,7 @@ def stp(shape: Shape) -> Schedule:
 
 
 class _Row:
-    """One rank's part of a step; every letter takes the next microbatch of its chunk, W the oldest that waits."""
+    """One rank's step; each kind takes the next microbatch of its chunk, W the oldest that was put off."""
 
     def __init__(self, p: int, rank: int, batch: range) -> None:
         self.p, self.rank, self.m = p, rank, len(batch)
@@ -69,7 +69,7 @@ class _Row:
         yield from self.drain(alone)
 
     def drain(self, alone: int) -> Iterator[Action]:
-        """Backwards of chunk 0 with the weight gradients that are left between and behind them."""
+        """Backwards of chunk 0, with the remaining weight gradients between and after them."""
         for number in range(2 * alone + 1):
             if number % 2 == 0:
                 yield self.backward(0)

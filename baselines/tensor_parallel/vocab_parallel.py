@@ -58,7 +58,7 @@ def vocab_parallel(shape: Shape, costs: StageCosts, *, slack: int | None = None)
 
     Args:
         shape: with one stage on every rank.
-        slack: microbatches in flight more than 1F1B has, for the waits between a last forward and its backward. The
+        slack: microbatches in flight beyond those of 1F1B, for the waits between a last forward and its backward. The
             paper's two barriers take 2; if not given, times choose.
     """
     check_one_stage("vocab_parallel", shape)

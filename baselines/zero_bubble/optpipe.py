@@ -52,8 +52,8 @@ def optpipe(
         time_limit_s: of the search; that for fewer transfers has as much again.
 
     Raises:
-        ValueError: for more or fewer stages than ranks, a case that is too large, an option that is none, a limit that
-            lets nothing run, or without OR-tools.
+        ValueError: for several stages on a rank, too many forwards, an option out of range, a limit that lets nothing
+            run, or without OR-tools.
     """
     _check(shape, transfer, time_limit_s)
     if transfer is not None:

@@ -171,7 +171,7 @@ def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priorit
     return (_shorter(made, shape, costs, limit) if by_priority else made).rows
 
 
-# Cached: a partition search asks for the same blocks under many times. `using` only says of what the rows are columns.
+# Cached: a partition search asks for the same blocks under many times. `using` tells which arrays hold the rows.
 
 
 @lru_cache(maxsize=8)
@@ -192,15 +192,15 @@ def _at_equal_times(shape: Shape, blocks: tuple[Block, ...], using: Means) -> tu
 def _at_equal_times_by_priority(shape: Shape, limit: int, using: Means) -> Timed | None:
     """The order by priority for F = I = W; None where there is none.
 
-    Of the lower chunk it holds two chunks less than there is room for: of the caps up to the limit, that is the one
-    which is shorter for most numbers of ranks.
+    The lower chunk may hold two less than the limit: of all caps, that gives the shortest order for most numbers of
+    ranks.
     """
     orders = order_by_priority(shape.num_ranks, shape.num_microbatches, limit, limit - 2)
     return None if orders is None else _squeezed(orders, shape, limit)
 
 
 def _squeezed(orders: Rows, shape: Shape, limit: int) -> Timed:
-    """Orders without W for F = I = W, with W in them and without empty slots."""
+    """Orders for F = I = W with W added and empty slots removed."""
     return time_rows(orders, v_rank_of(shape.num_stages), unit_costs(shape), fill=Fill.ANY, limit=limit)
 
 
@@ -213,7 +213,7 @@ def _tuned(equal: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
 def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
     """The order, or one by priority where that spans less, ends no later and holds no more than the limit.
 
-    More passes than there is time to try are left as they are.
+    Orders with too many passes to try are left as they are.
     """
     is_short = SLOTS * shape.num_ranks * shape.num_microbatches <= PASSES_TO_TRY
     equal = _at_equal_times_by_priority(shape, limit, means()) if is_short else None
@@ -225,7 +225,7 @@ def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
 
 
 def _needs(what: Pass, rank: int, last: int) -> tuple[int, Pass] | None:
-    """The pass, and its rank, that hands a pass its input; `last` is the last rank."""
+    """The rank and pass whose output a pass needs; `last` is the last rank."""
     kind, chunk, microbatch = what
     downwards = (kind is Kind.F) == (chunk == 0)
     if downwards and rank:
@@ -268,7 +268,7 @@ def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: Sequ
     for slot, rank, what in sorted(standing):
         need = _needs(what, rank, len(slots) - 1)
         ready = slots[need[0]][need[1]] + 1 if need else 0
-        if ready >= first_turns[rank] and slot <= newest[rank] + 1:  # as nearly all
+        if ready >= first_turns[rank] and slot <= newest[rank] + 1:  # true of nearly all passes
             continue
         if what.kind is Kind.F:  # which holds its activations from then on: as far back as there is room
             room = slot
@@ -303,8 +303,7 @@ def order_by_priority(
 
     Args:
         limit: chunk activations on a rank.
-        of_lower: the most of them that are of its lower chunk: what a microbatch needs on every rank to turn and come
-            back has to stay free.
+        of_lower: the most of them on its lower chunk; the rest stays free, so that a microbatch can turn.
 
     Returns:
         A row of passes per rank; None where no rank can go on.

@@ -57,8 +57,7 @@ def zb_auto(
         until_weights: fraction of the activations that an order counts until W; None: what memory counts.
 
     Raises:
-        ValueError: for more or fewer stages than ranks, a fraction that is none, or a limit that is none or lets
-            nothing run.
+        ValueError: for several stages on a rank, or a fraction or limit out of range.
     """
     check_one_stage("zb_auto", shape, "interleaved_zb")
     if until_weights is not None:
