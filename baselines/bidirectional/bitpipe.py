@@ -22,6 +22,7 @@ AAAI'25 (arXiv 2410.19367); order and placement as in its released code.
 from collections.abc import Iterator
 from itertools import chain
 
+from baselines.bidirectional.dualpipe import check_even_ranks
 from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Schedule, Shape, step_rows
@@ -33,11 +34,7 @@ def bitpipe(shape: Shape) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up."""
     p, m = shape.num_ranks, shape.num_microbatches
     check_v("bitpipe", shape)
-    if p % 2:
-        raise ValueError(
-            f"bitpipe's two pipelines meet in the middle: the {p} ranks must be an even number; "
-            f"take num_devices={p + 1}"
-        )
+    check_even_ranks("bitpipe", shape)
     if m % p:
         raise ValueError(
             f"bitpipe runs {m} microbatches in units of one for each rank: they must be a multiple of {p}; "

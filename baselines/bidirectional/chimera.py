@@ -48,11 +48,12 @@ idle share of (p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, where 0F0
 from collections.abc import Iterator
 from functools import lru_cache
 
-from baselines.bidirectional.dualpipe import bidirectional_placement
+from baselines.bidirectional.dualpipe import bidirectional_placement, check_both_ways
+from baselines.bidirectional.hanayo import ends_first
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
+from rpbench.ordering.list_order import Pass, Pull, Rows
 from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import schedule
 
@@ -76,16 +77,7 @@ def chimera(
         backward_halving: microbatches are halves: a forward takes two of them, a backward one.
     """
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"chimera puts one stage of each direction on each rank, got {shape.num_stages} stages on {p} ranks; "
-            "set chunks_per_device=1"
-        )
-    if p % 2:
-        raise ValueError(
-            f"chimera's two pipelines meet in the middle: the {p} ranks must be an even number; "
-            f"take num_devices={p + 1}"
-        )
+    check_both_ways("chimera", shape)
     in_pairs = forward_doubling or backward_halving
     _check_options(p, pipelines, forward_doubling=forward_doubling, backward_halving=backward_halving)
     _check_units(p, m, in_pairs=in_pairs, halves=1 + backward_halving)
@@ -176,18 +168,10 @@ def _by_times(p: int, m: int, costs: StageCosts) -> Rows:
     def rank_of(stage: int, microbatch: int) -> int:
         return stage if _goes_down(microbatch, p) else p - 1 - stage
 
-    def timed(rows: Rows) -> Timed:
-        return time_rows(rows, rank_of, costs)
-
-    def trials() -> Iterator[Timed]:
-        repeated = [timed(_repeat(p, m, *grid)) for grid in grids(costs)]
-        yield from repeated
-        for base in (made, *repeated):
-            for how in PULLS:
-                yield timed(pull_rows(base.rows, rank_of, costs, max(p, base.peak), how))
-
-    made = timed(_merge(p, m))
-    return shortest(made, trials(), p).rows if m > p else made.rows
+    if m == p:
+        return _merge(p, m)
+    repeated = (_repeat(p, m, *grid) for grid in grids(costs))
+    return ends_first(_merge(p, m), repeated, (), rank_of, costs, p, PULLS)
 
 
 def _goes_down(microbatch: int, p: int) -> bool:
@@ -214,40 +198,28 @@ def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _merge(p: int, m: int) -> Rows:
-    """Units one after another, found on a grid of equal slots."""
-    grid = _Grid(p, _batches(p, m))
-    while grid.left:
-        grid.run_slot()
-    return grid.rows
+    """Two pipelines on a grid of equal slots; a rank runs a ready backward first, else the deeper stage's forward."""
+    batches = _batches(p, m)
+    rows: list[list[Pass]] = [[] for _ in range(p)]
+    over = {kind: [[0] * p for _ in batches] for kind in (Kind.F, Kind.B)}  # passes that have ended, by way and stage
 
+    def can_run(kind: Kind, stage: int, way: int) -> bool:
+        forwards, backwards = over[Kind.F][way], over[Kind.B][way]
+        if kind is Kind.F:
+            room = min(p - stage, p // 2) - (forwards[stage] - backwards[stage])
+            above = forwards[stage - 1] if stage else len(batches[way])
+            return room > 0 and forwards[stage] < above
+        return backwards[stage] < (backwards[stage + 1] if stage < p - 1 else forwards[stage])
 
-class _Grid:
-    """Two pipelines, slot by slot; `over` counts the passes that have ended."""
+    def choices(rank: int) -> Iterator[tuple[Kind, int, int]]:
+        stages = sorted([(rank, 0), (p - 1 - rank, 1)], reverse=True)
+        return ((kind, stage, way) for kind in (Kind.B, Kind.F) for stage, way in stages if can_run(kind, stage, way))
 
-    def __init__(self, p: int, batches: list[list[int]]) -> None:
-        self.p, self.batches = p, batches
-        self.rows: list[list[Pass]] = [[] for _ in range(p)]
-        self.left = 2 * p * sum(map(len, batches))
-        self.over = {kind: [[0] * p for _ in batches] for kind in (Kind.F, Kind.B)}  # by direction and stage
-
-    def run_slot(self) -> None:
-        """On every rank: a backward if there is one, else the forward of the deeper stage."""
-        chosen = []
-        for rank in range(self.p):
-            stages = sorted([(rank, 0), (self.p - 1 - rank, 1)], reverse=True)
-            tried = ((kind, stage, way) for kind in (Kind.B, Kind.F) for stage, way in stages)
-            chosen.append(next((found for found in tried if self._can_run(*found)), None))
-        for rank, found in enumerate(chosen):
+    while sum(map(len, rows)) < 2 * p * m:
+        chosen = [next(choices(rank), None) for rank in range(p)]
+        for row, found in zip(rows, chosen, strict=True):
             if found is not None:
                 kind, stage, way = found
-                self.rows[rank].append(Pass(kind, stage, self.batches[way][self.over[kind][way][stage]]))
-                self.over[kind][way][stage] += 1
-                self.left -= 1
-
-    def _can_run(self, kind: Kind, stage: int, way: int) -> bool:
-        forwards, backwards = self.over[Kind.F][way], self.over[Kind.B][way]
-        if kind is Kind.F:
-            room = min(self.p - stage, self.p // 2) - (forwards[stage] - backwards[stage])
-            above = forwards[stage - 1] if stage else len(self.batches[way])
-            return room > 0 and forwards[stage] < above
-        return backwards[stage] < (backwards[stage + 1] if stage < self.p - 1 else forwards[stage])
+                row.append(Pass(kind, stage, batches[way][over[kind][way][stage]]))
+                over[kind][way][stage] += 1
+    return rows

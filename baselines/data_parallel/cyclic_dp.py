@@ -35,13 +35,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import through_all
+from baselines.data_parallel.weipipe import passed_on
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.edges import version_read
-from rpbench.ir.waits.visits import Visit, visits_of
-from rpbench.passes.peer_lanes import check_slices, microbatch_of, step_at_home, sums
+from rpbench.ir.waits.visits import visits_of
+from rpbench.passes.peer_lanes import check_slices, step_at_home, sums
 from rpbench.registry import schedule
 
 
@@ -57,7 +58,7 @@ def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Sch
     index = Index(stepped)
     rows = []
     for worker, visits in enumerate(visits_of(index)):
-        goes = tuple(sums(visits, lambda visit: _goes_to(index, visit)))
+        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
         rows.append({"compute": stepped.compute(worker), "h2d": tuple(loads(order, worker)), "d2h": goes})
     return replace(stepped, rows=tuple(rows))
 
@@ -122,10 +123,3 @@ def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
     goes_round = order.policy is Policy.CYCLIC and step > 0
     peer = (worker - 1) % shape.num_ranks if worker or goes_round else at_home
     return Action(Kind.LOAD, stage, version=version, object="P", peer=at_home if worker == at_home else peer)
-
-
-def _goes_to(index: Index, visit: Visit) -> int:
-    """The worker that gets the sum of a stage's gradients: the next one, after the last microbatch the home."""
-    p, m = index.shape.num_ranks, index.shape.num_microbatches
-    is_last = microbatch_of(index, visit) % m == m - 1
-    return home(visit.stage, p) if is_last else (visit.device + 1) % p

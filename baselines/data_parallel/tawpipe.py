@@ -98,7 +98,7 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
     gathers={},
 )
 def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
-    """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forth and back.
+    """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forward and backward.
 
     Args:
         groups: number of groups of ranks, one a node; with 1, slices are broadcast and nothing is relayed.

@@ -34,7 +34,7 @@ Source: Lin et al., "WeiPipe: Weight Pipeline Parallelism for Communication-Effe
 Training", PPoPP'25: its interleaved variant, as in the released code except for the ring above.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -59,7 +59,7 @@ def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
     rows = []
     for rank, visits in enumerate(visits_of(index)):
         comes = tuple(loads(visits, buffers, lambda visit: _comes_from(index, visit)))
-        goes = tuple(sums(visits, lambda visit: _goes_to(index, visit)))
+        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
         rows.append({"compute": stepped.compute(rank), "h2d": comes, "d2h": goes})
     return replace(stepped, rows=tuple(rows))
 
@@ -107,8 +107,8 @@ def _comes_from(index: Index, visit: Visit) -> int:
     return home(visit.stage, p) if own_forward or is_first else (visit.device - 1) % p
 
 
-def _goes_to(index: Index, visit: Visit) -> int:
-    """The rank of the next microbatch; after the last microbatch the slice's home."""
+def passed_on(index: Index, visit: Visit, home: Callable[[int, int], int]) -> int:
+    """The rank that gets a sum of gradients: the next microbatch's; after the last microbatch the slice's home."""
     p, m = index.shape.num_ranks, index.shape.num_microbatches
-    is_last = microbatch_of(index, visit) == (visit.step + 1) * m - 1
+    is_last = microbatch_of(index, visit) % m == m - 1
     return home(visit.stage, p) if is_last else (visit.device + 1) % p

@@ -32,7 +32,7 @@ def fully_sharded(
     """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there.
 
     Args:
-        ssd: as of `rpbench.passes.offload.keep_on_ssd`.
+        ssd: as in `rpbench.passes.offload.keep_on_ssd`.
     """
     per = "visit" if reduce_each_microbatch else "step"
     steps = with_steps(order, on_host=range(order.shape.num_stages) if offload else ())

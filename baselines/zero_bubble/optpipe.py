@@ -46,7 +46,7 @@ def optpipe(
     """The best order within a memory limit, activations on the host included.
 
     Args:
-        memory_limit: as of `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations.
+        memory_limit: as in `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations.
         offload: whether activations may go to the host.
         transfer: time of a stage's activations one way, in forwards of that stage; None: what their bytes take.
         time_limit_s: of the search; that for fewer transfers has as much again.

@@ -308,56 +308,41 @@ def order_by_priority(
     Returns:
         A row of passes per rank; None where no rank can go on.
     """
-    return _PriorityOrder(num_ranks, num_microbatches, limit, of_lower).run()
+    top = 2 * num_ranks - 1
+    done = {kind: [0] * (top + 1) for kind in (Kind.F, Kind.I)}  # by stage; microbatches come in order
+    weights: list[list[int]] = [[] for _ in range(num_ranks)]  # stages whose W is to be done
+    held = [0] * (top + 1)  # chunk activations, by stage
+    rows: list[list[list_order.Pass]] = [[] for _ in range(num_ranks)]
 
-
-class _PriorityOrder:
-    """The state of all ranks, advanced slot by slot."""
-
-    def __init__(self, num_ranks: int, num_microbatches: int, limit: int, of_lower: int) -> None:
-        self.num_ranks, self.num_microbatches, self.limit, self.of_lower = num_ranks, num_microbatches, limit, of_lower
-        self.top = 2 * num_ranks - 1
-        self.done = {kind: [0] * (self.top + 1) for kind in (Kind.F, Kind.I)}  # by stage; microbatches come in order
-        self.weights: list[list[int]] = [[] for _ in range(num_ranks)]  # stages whose W is to be done
-        self.held = [0] * (self.top + 1)  # chunk activations, by stage
-        self.rows: list[list[list_order.Pass]] = [[] for _ in range(num_ranks)]
-
-    def run(self) -> list[list[list_order.Pass]] | None:
-        while self.done[Kind.I][0] < self.num_microbatches:
-            chosen = [self._choose(rank) for rank in range(self.num_ranks)]
-            if not any(chosen) and not any(self.weights):
-                return None
-            for rank, what in enumerate(chosen):
-                if what is not None:
-                    self._take(rank, what)
-                elif self.weights[rank]:
-                    self.held[self.weights[rank].pop(0)] -= 1
-        return self.rows
-
-    def _choose(self, rank: int) -> list_order.Pass | None:
-        """The most urgent pass that is ready at the beginning of the slot."""
-        lower, upper = rank, self.top - rank
-        is_full = self.held[lower] + self.held[upper] >= self.limit
-        for kind, is_upper in _URGENCY:
-            stage = upper if is_upper else lower
-            no_room = is_full or (not is_upper and self.held[lower] >= self.of_lower)
-            if kind is Kind.F and no_room:
-                continue
-            microbatch = self.done[kind][stage]
-            if microbatch < self._arrived(kind, stage):
-                return list_order.Pass(kind, stage, microbatch)
-        return None
-
-    def _arrived(self, kind: Kind, stage: int) -> int:
+    def arrived(kind: Kind, stage: int) -> int:
         """How many microbatches have come to a pass."""
         if kind is Kind.F:
-            return self.done[kind][stage - 1] if stage else self.num_microbatches
-        return self.done[Kind.I][stage + 1] if stage < self.top else self.done[Kind.F][stage]
+            return done[kind][stage - 1] if stage else num_microbatches
+        return done[Kind.I][stage + 1] if stage < top else done[Kind.F][stage]
 
-    def _take(self, rank: int, what: list_order.Pass) -> None:
-        self.done[what.kind][what.stage] += 1
-        self.rows[rank].append(what)
-        if what.kind is Kind.F:
-            self.held[what.stage] += 1
-        else:
-            self.weights[rank].append(what.stage)
+    def chosen_by(rank: int) -> list_order.Pass | None:
+        """The most urgent pass that is ready at the beginning of the slot."""
+        lower, upper = rank, top - rank
+        is_full = held[lower] + held[upper] >= limit
+        for kind, is_upper in _URGENCY:
+            stage = upper if is_upper else lower
+            no_room = kind is Kind.F and (is_full or (not is_upper and held[lower] >= of_lower))
+            if not no_room and done[kind][stage] < arrived(kind, stage):
+                return list_order.Pass(kind, stage, done[kind][stage])
+        return None
+
+    while done[Kind.I][0] < num_microbatches:
+        chosen = [chosen_by(rank) for rank in range(num_ranks)]
+        if not any(chosen) and not any(weights):
+            return None
+        for rank, what in enumerate(chosen):
+            if what is not None:
+                done[what.kind][what.stage] += 1
+                rows[rank].append(what)
+                if what.kind is Kind.F:
+                    held[what.stage] += 1
+                else:
+                    weights[rank].append(what.stage)
+            elif weights[rank]:
+                held[weights[rank].pop(0)] -= 1
+    return rows

@@ -120,7 +120,7 @@ def context_in(path: Path) -> int | None:
     """Tokens that the model of a `config.json` has positions for; None if it does not say.
 
     Raises:
-        ValueError: as of `architecture_of`.
+        ValueError: as `architecture_of`.
     """
     values = read_config(path)
     try:
@@ -138,7 +138,7 @@ def trained(model: Architecture, given: Mapping[str, str]) -> Architecture:
     """The model with settings of its training as typed: `training_mode`, `lora_rank`, `lora_targets`, ...
 
     Raises:
-        ValueError: as of `Architecture`.
+        ValueError: as `Architecture`.
     """
     return replace(model, **_with_rank({name: typed_value(name, text) for name, text in given.items()}))
 

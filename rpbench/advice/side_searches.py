@@ -299,11 +299,6 @@ class Share:
             return str(error)
         return replace(row, plan=bare(plan))
 
-    def frames(self, number: int) -> Frames:
-        """The frames of a contender; new ones if it belongs to another process."""
-        known = self.searches.get(number)
-        return known.frames if known else Frames(self.contenders[number], self.terms)
-
     def change(self, what: Callable[..., Any], leaders: Sequence[tuple[int, Tuned]], seconds: float) -> Any:
         """Call a function on some plans.
 
@@ -313,7 +308,10 @@ class Share:
         """
         self.clock.allow(self.clock.spent + seconds)
         plans = [replace(plan, contender=self.contenders[number]) for number, plan in leaders]
-        frames = [self.frames(number) for number, _ in leaders]
+        frames = [  # new ones for contenders of other processes
+            self.searches[number].frames if number in self.searches else Frames(self.contenders[number], self.terms)
+            for number, _ in leaders
+        ]
         return what(plans, frames, self.terms, self.budget, self.clock.is_over)
 
 
