@@ -43,9 +43,6 @@ def pipedream(
         weight_stashing: backward reads what its forward read; otherwise the newest, which the paper warns against.
         vertical_sync: all stages read the version that was newest on the first stage.
         replicas: ranks of each stage; None for one each.
-
-    Raises:
-        ValueError: if the replicas do not use all ranks, or cannot share a window evenly.
     """
     if not weight_stashing and (vertical_sync or replicas is not None):
         raise ValueError(

@@ -21,11 +21,7 @@ from rpbench.registry import schedule
 
 @schedule("pipedream_2bw", source="Narayanan et al., ICML'21")
 def pipedream_2bw(shape: Shape) -> Schedule:
-    """Rank r keeps at most p - r microbatches in flight, and two versions.
-
-    Raises:
-        ValueError: if a batch has fewer microbatches than there are ranks: it would take a third version.
-    """
+    """Rank r keeps at most p - r microbatches in flight, and two versions."""
     if shape.num_microbatches < shape.num_ranks:
         raise ValueError(
             f"pipedream_2bw keeps two versions, so the {shape.num_microbatches} microbatches of a batch must be "

@@ -24,25 +24,20 @@ Source: after the description of Kosson et al., "Pipelined Backpropagation at Sc
 Batches", MLSys'21 (arXiv 2003.11666). Formulas are from memory; the paper's text was not at hand.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-def _compensation(*, spike_compensation: bool, weight_prediction: bool) -> Mapping[str, Any]:
-    predictor = "pipelined_backprop" if weight_prediction else ""
-    return {"spike_compensation": spike_compensation, "predictor": predictor}
-
-
 @schedule(
     "pipelined_backprop",
     source="Kosson et al., MLSys'21 (arXiv 2003.11666)",
     steps_each_microbatch=True,
-    compensation=_compensation,
+    compensation=lambda *, spike_compensation, weight_prediction: {
+        "spike_compensation": spike_compensation,
+        "predictor": "pipelined_backprop" if weight_prediction else "",
+    },
 )
 def pipelined_backprop(shape: Shape, *, spike_compensation: bool = True, weight_prediction: bool = True) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and the weights predicted for one microbatch.

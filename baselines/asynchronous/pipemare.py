@@ -36,9 +36,6 @@ def pipemare(
         rescheduling_steps: T1, steps over which a late stage comes to learn at the full rate (K); 0: at once.
         correction_decay: T2, what is left of an old move after as many steps as a gradient is late (D); null: none.
         num_sync_steps: T3, steps that are flushed before the first that is not.
-
-    Raises:
-        ValueError: unless there is one stage for each rank.
     """
     check_one_stage("pipemare", shape, "interleaved_1f1b")
     if num_sync_steps < 0:

@@ -47,11 +47,7 @@ def _lower(order: Schedule, *, prefetch: int) -> Schedule:
     "acco", source="Nabli et al., arXiv 2406.02613", looped=True, rounds=ROUNDS, lower=_lower, whole_microbatches=True
 )
 def acco(shape: Shape) -> Schedule:
-    """The order of data parallelism, of one round after another; the shape's steps are rounds.
-
-    Raises:
-        ValueError: if the devices cannot share the microbatches of a round evenly.
-    """
+    """The order of data parallelism, of one round after another; the shape's steps are rounds."""
     p, m = shape.num_ranks, shape.num_microbatches
     if m % p:
         more = m + -m % p

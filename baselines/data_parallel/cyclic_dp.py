@@ -70,10 +70,6 @@ def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedu
     Args:
         newest: a worker reads new weights of a stage if they are ready when it first comes there in a step (v2).
         stagger: a worker starts after this many forwards of the worker before it.
-
-    Raises:
-        ValueError: if there is not one stage for each worker, they cannot share the microbatches evenly, or a
-            microbatch has fewer forwards.
     """
     check_slices("cyclic_dp", shape)
     p = shape.num_ranks

@@ -90,11 +90,13 @@ def own_stages(shape: Shape, device: int) -> list[int]:
     return [stage for stage in reversed(range(shape.num_stages)) if stage % shape.num_ranks == device]
 
 
-def _lower(order: Schedule, *, prefetch: int) -> Schedule:
-    return shard(with_steps(order), parameters=None, gradients="step")
-
-
-@schedule("data_parallel", source="Li et al., VLDB'20, section 3", looped=True, lower=_lower, whole_microbatches=True)
+@schedule(
+    "data_parallel",
+    source="Li et al., VLDB'20, section 3",
+    looped=True,
+    lower=lambda order, *, prefetch: shard(with_steps(order), parameters=None, gradients="step"),
+    whole_microbatches=True,
+)
 def data_parallel(shape: Shape) -> Schedule:
     """A device holds the inputs of all stages of one microbatch."""
     return whole_microbatches(shape, "data_parallel")

@@ -102,10 +102,6 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
 
     Args:
         groups: number of groups of ranks, one a node; with 1, slices are broadcast and nothing is relayed.
-
-    Raises:
-        ValueError: if the ranks cannot form so many equal groups, there is not one slice for each rank, or the ranks
-            cannot share the microbatches evenly.
     """
     p = shape.num_ranks
     if type(groups) is not int or groups < 1 or p % groups:

@@ -77,10 +77,6 @@ def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
 
     Args:
         buffers: slices of both rings that a rank has room for beside its own.
-
-    Raises:
-        ValueError: if there is not one slice for each rank, the ranks cannot share the microbatches evenly, or there is
-            no room for a slice of each ring and the one after it.
     """
     if type(buffers) is not int or buffers < 4:
         raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")

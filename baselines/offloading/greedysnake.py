@@ -67,9 +67,6 @@ def greedysnake(shape: Shape, *, delayed: float = 0.0, ssd: str = "none") -> Sch
     Args:
         delayed: fraction of the layers whose step runs beside the next forward; evenly spread.
         ssd: what lives on the host's SSDs: none, optimizer (its state), or all (weights as well).
-
-    Raises:
-        ValueError: if the devices cannot share the microbatches evenly, or `delayed` is not from 0 to 1.
     """
     if isinstance(delayed, bool) or not isinstance(delayed, int | float) or not 0 <= delayed <= 1:
         raise ValueError(f"schedule.delayed={delayed}: the fraction of the layers, from 0 to 1; try 0.3")

@@ -52,9 +52,6 @@ def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
 
     Args:
         checkpoint_interval: the input of every so many layers is kept, 2 or more.
-
-    Raises:
-        ValueError: if the devices cannot share the microbatches evenly, or the interval is no whole number above 1.
     """
     if type(checkpoint_interval) is not int or checkpoint_interval < 2:
         raise ValueError(

@@ -41,9 +41,6 @@ def mobius(shape: Shape, *, num_root_complexes: int = 1) -> Schedule:
 
     Args:
         num_root_complexes: groups of neighbouring devices that share a way to the host; 1: deal in device order.
-
-    Raises:
-        ValueError: if the devices cannot be split into so many equal groups.
     """
     p = shape.num_ranks
     if type(num_root_complexes) is not int or num_root_complexes < 1 or p % num_root_complexes:

@@ -65,9 +65,6 @@ def superoffload(
         speculate: step before overflow and norm are known.
         device_stages: first stages that the devices step, from 0 to all.
         gather_each_visit: several devices gather weights for every visit; otherwise once a step, and hold all.
-
-    Raises:
-        ValueError: if there are not so many stages, or the devices cannot share the microbatches evenly.
     """
     whole_number = isinstance(device_stages, int) and not isinstance(device_stages, bool)
     if not whole_number or not 0 <= device_stages <= shape.num_stages:

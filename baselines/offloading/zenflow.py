@@ -53,8 +53,8 @@ def _lower(
     rule = order.late_rest
     assert rule is not None
     stepped = with_steps(order)
-    later = (
-        tuple(each for each in row if not _is_warmup(each, rule))
+    later = (  # in the warm-up the host steps all columns
+        tuple(each for each in row if each.kind is not Kind.STEP or (each.version or 0) > rule.num_warmup_steps)
         for row in map(stepped.compute, range(order.shape.num_ranks))
     )
     stepped = replace(stepped, rows=tuple(later))
@@ -104,14 +104,6 @@ def zenflow(
         select_interval: steps between two choices of columns, a multiple of it; 0 for one choice.
         overlap: the host steps beside the next steps of the device.
         num_warmup_steps: first steps that the host makes of all columns, and that are waited for.
-
-    Raises:
-        ValueError: for other values, or if the devices cannot share the microbatches evenly.
     """
     rule = LateRest(topk, update_interval, select_interval, overlap, num_warmup_steps)
     return replace(whole_microbatches(shape, "zenflow", Policy.SELECTIVE), late_rest=rule)
-
-
-def _is_warmup(action: Action, rule: LateRest) -> bool:
-    """Whether it is a step of the warm-up, in which the host steps all columns."""
-    return action.kind is Kind.STEP and (action.version or 0) <= rule.num_warmup_steps

@@ -52,9 +52,6 @@ def zero_offload(shape: Shape, *, delayed_update: bool = False, share: float = 1
     Args:
         delayed_update: the optimizer's work overlaps the next step, which reads weights one step old.
         share: of the stages whose optimizer lives on the host, from 0 (none: ZeRO-2) to 1.
-
-    Raises:
-        ValueError: if the share is not from 0 to 1, or below 1 with `delayed_update`.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"schedule.share={share}: the part whose optimizer is on the host, from 0 to 1; 1 is all")

@@ -34,9 +34,6 @@ def gis(shape: Shape, *, group_size: int | None = None) -> Schedule:
 
     Args:
         group_size: microbatches of a group, from 1 to p; None: p. The last group of a step may be smaller.
-
-    Raises:
-        ValueError: if stages cannot be dealt evenly, or a group is empty or has more microbatches than there are ranks.
     """
     p, chunks = shape.num_ranks, shape.chunks_per_rank
     size = p if group_size is None else group_size

@@ -37,9 +37,6 @@ def kfkb(shape: Shape, costs: StageCosts, *, group_size: int = 2, in_flight: int
     Args:
         group_size: microbatches of a group (k); the last group of a step may be smaller. 0: the times choose.
         in_flight: with group_size=0, the most microbatches the first rank may hold; None: all of a step.
-
-    Raises:
-        ValueError: for several stages on a rank, or an option out of range.
     """
     p, m = shape.num_ranks, shape.num_microbatches
     check_one_stage("kfkb", shape)

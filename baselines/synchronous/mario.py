@@ -46,9 +46,6 @@ def mario(shape: Shape, costs: StageCosts, *, base: str = "1f1b", preposed: int 
     Args:
         base: the schedule whose rows are taken, with its default options.
         preposed: forwards that every rank runs ahead of its first backward more than the base does.
-
-    Raises:
-        ValueError: for a base that does not flush or has recomputation of its own, or more preposed than can run.
     """
     found = _base(base, shape, costs)
     if type(preposed) is not int or preposed < 0:

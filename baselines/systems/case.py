@@ -19,8 +19,8 @@ from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload, synthetic
-from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture
 
@@ -170,17 +170,12 @@ def our_losses(method: Method, case: Case, num_devices: int) -> list[float]:
     workload = case.workload()
     layers = [1.0] * (len(workload.modules) - 2)
     partition = symmetric((1,) * len(layers))
-    schedule = _schedule(method, case, num_devices, partition)
+    found = entry(method.name)
+    assert found.lower is not None  # methods of replicas say what they move
+    shape = Shape(num_devices, len(partition.forward), case.num_microbatches, num_steps=case.num_steps)
+    order = found.build(shape, **method.options).with_partition(partition)
+    schedule = found.lower(order, prefetch=1, **(found.options | method.options))
     costs = LayerTimes(layers, layers, layers, 1.0, 1.0).table(partition, recompute_ahead=False)
     training = Training(workload, schedule, Settings(case.settings()))
     execute(training.program(costs), training.handlers, VirtualBackend(costs))
     return [training.mean_loss(step) for step in range(case.num_steps)]
-
-
-def _schedule(method: Method, case: Case, num_devices: int, partition: Partition) -> Schedule:
-    """The method's schedule with all its transfers."""
-    found = entry(method.name)
-    shape = Shape(num_devices, len(partition.forward), case.num_microbatches, num_steps=case.num_steps)
-    order = found.build(shape, **method.options).with_partition(partition)
-    assert found.lower is not None  # methods of replicas say what they move
-    return found.lower(order, prefetch=1, **(found.options | method.options))

@@ -33,6 +33,7 @@ METHODS = {
     "zero_infinity": Method("zero_infinity", {}),
 }
 _STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3, "zero_offload": 2, "zero_infinity": 3}
+_OFFLOADED = {"zero_offload": ("offload_optimizer",), "zero_infinity": ("offload_optimizer", "offload_param")}
 
 
 class _Whole(nn.Module):
@@ -102,18 +103,13 @@ class DeepSpeed(System):
         return {place: whole(parameter).detach().cpu().clone() for place, parameter in self.parameters.items()}
 
     def _config(self) -> dict[str, object]:
-        share = self.case.num_microbatches // self.num_ranks
+        host = {"device": "cpu", "pin_memory": self.device != "cpu"}
         return {
             "train_micro_batch_size_per_gpu": self.case.microbatch_sequences,
-            "gradient_accumulation_steps": share,
-            "zero_optimization": {"stage": self._stage} | self._offloading(),
+            "gradient_accumulation_steps": self.case.num_microbatches // self.num_ranks,
+            "zero_optimization": {"stage": self._stage} | dict.fromkeys(_OFFLOADED.get(self.case.schedule, ()), host),
             "zero_force_ds_cpu_optimizer": False,
             "zero_allow_untested_optimizer": True,
             "bf16": {"enabled": self.case.dtype == "bfloat16"},
             "fp16": {"enabled": self.case.dtype == "float16"},
         }
-
-    def _offloading(self) -> dict[str, object]:
-        host = {"device": "cpu", "pin_memory": self.device != "cpu"}
-        moved = {"zero_offload": ("offload_optimizer",), "zero_infinity": ("offload_optimizer", "offload_param")}
-        return dict.fromkeys(moved.get(self.case.schedule, ()), host)

@@ -127,13 +127,10 @@ class TorchPipeline(System):
                 parameter.grad = None
             losses: list[torch.Tensor] = []
             self.schedule.step(tokens, labels=labels, target=labels, losses=losses, return_outputs=False)
-            self._step()
-
-    def _step(self) -> None:
-        if self.optimizer is not None:
-            began = time.thread_time()
-            self.optimizer.step()
-            self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
+            if self.optimizer is not None:
+                began = time.thread_time()
+                self.optimizer.step()
+                self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
 
     def gradients(self) -> Tensors:
         return {place: p.grad for place, p in self._own.items() if p.grad is not None}

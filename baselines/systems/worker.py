@@ -123,7 +123,9 @@ def _run(system: System, case: Case) -> dict[str, Any]:
     if case.verify:
         answer |= _verified(system, case)
     if case.verify and case.device == "cpu" and system.ours is not None:
-        answer["losses"] = _mean_losses(system.losses[-case.num_steps :])
+        sums = torch.tensor(system.losses[-case.num_steps :], dtype=torch.float64)
+        dist.all_reduce(sums)
+        answer["losses"] = (sums / dist.get_world_size()).tolist()  # means over the microbatches of all ranks
         if dist.get_rank() == 0:
             answer["our_losses"] = our_losses(system.ours, case, dist.get_world_size())
     return answer
@@ -133,14 +135,6 @@ def _settle(case: Case) -> None:
     """Wait until the accelerator has nothing left to do."""
     if case.device != "cpu":
         torch.accelerator.synchronize()
-
-
-def _mean_losses(losses: list[float]) -> list[float]:
-    """The mean loss of every step, over the microbatches of all ranks."""
-    sums = torch.tensor(losses, dtype=torch.float64)
-    dist.all_reduce(sums)
-    found: list[float] = (sums / dist.get_world_size()).tolist()
-    return found
 
 
 def _verified(system: System, case: Case) -> dict[str, float]:

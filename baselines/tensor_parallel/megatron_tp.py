@@ -71,9 +71,6 @@ def megatron_tp(shape: Shape, *, sequence_parallel: bool = False) -> Schedule:
 
     Args:
         sequence_parallel: norms and residuals are cut along the sequence.
-
-    Raises:
-        ValueError: if that is neither true nor false.
     """
     if not isinstance(sequence_parallel, bool):
         raise ValueError(

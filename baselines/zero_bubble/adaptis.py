@@ -58,9 +58,6 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None, wh
     Args:
         in_flight: microbatches whose activations a rank has room for; None: as many as 1F1B takes.
         whole: try orders of whole backwards alone, as they are.
-
-    Raises:
-        ValueError: if the stages cannot be dealt evenly, or there is room for fewer microbatches than ranks.
     """
     p, chunks, m = shape.num_ranks, shape.chunks_per_rank, shape.num_microbatches
     if in_flight is not None and (type(in_flight) is not int or in_flight < p):

@@ -50,10 +50,6 @@ def optpipe(
         offload: whether activations may go to the host.
         transfer: time of a stage's activations one way, in forwards of that stage; None: what their bytes take.
         time_limit_s: of the search; that for fewer transfers has as much again.
-
-    Raises:
-        ValueError: for several stages on a rank, too many forwards, an option out of range, a limit that lets nothing
-            run, or without OR-tools.
     """
     _check(shape, transfer, time_limit_s)
     if transfer is not None:

@@ -23,11 +23,7 @@ _BASES = ("gpipe", "1f1b")
 
 @schedule("two_bp", source="Rae et al., arXiv 2405.18047", searched={"base": _BASES})
 def two_bp(shape: Shape, *, base: str = "gpipe") -> Schedule:
-    """Every rank keeps all microbatches until their W.
-
-    Raises:
-        ValueError: for a base that is neither gpipe nor 1f1b, or more or fewer stages than ranks.
-    """
+    """Every rank keeps all microbatches until their W."""
     if base not in _BASES:
         raise ValueError(unknown_name("base", base, list(_BASES)))
     p, m = shape.num_ranks, shape.num_microbatches

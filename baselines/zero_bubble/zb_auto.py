@@ -55,9 +55,6 @@ def zb_auto(
 
     Args:
         until_weights: fraction of the activations that an order counts until W; None: what memory counts.
-
-    Raises:
-        ValueError: for several stages on a rank, or a fraction or limit out of range.
     """
     check_one_stage("zb_auto", shape, "interleaved_zb")
     if until_weights is not None:

@@ -122,5 +122,4 @@ def _reach(basis: Basis, name: str) -> float:
 
 
 def _within(basis: Basis, name: str) -> float:
-    declared = basis.declared.get(name)
-    return 0.0 if declared is None else declared.within
+    return basis.declared[name].within if name in basis.declared else 0.0

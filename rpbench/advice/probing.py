@@ -99,7 +99,8 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
     """
     timed = list[Setting]()
     alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # steps may overlap or not
-    for setting in _settings_with(search, loan) if alike else ():
+    first = _with_values(search, search.best().setting, loan)
+    for setting in (first, *search.space.other_options(first)) if alike else ():
         if search.time_is_over():
             return
         if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
@@ -115,12 +116,6 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
     best = max((each for each in found if each.outcome is not None), key=lambda each: each.score, default=None)
     if best is not None and not search.time_is_over():
         search.climb_from(best.setting, best.cut, work)
-
-
-def _settings_with(search: Search, loan: Loan) -> list[Setting]:
-    """A contender's best setting with the values of a plan that it accepts, and the same with one option changed."""
-    setting = _with_values(search, search.best().setting, loan)
-    return [setting, *search.space.other_options(setting)]
 
 
 def _with_values(search: Search, setting: Setting, loan: Loan) -> Setting:

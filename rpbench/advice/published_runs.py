@@ -107,12 +107,9 @@ def simulated(case: Case, cluster: Machine) -> Simulated:
     """
     if case.system not in SYSTEMS:
         raise ValueError(f"system={case.system}: no schedule stands for it; there are {', '.join(SYSTEMS)}")
-    system = SYSTEMS[case.system]
-    return _replicated(case, cluster, system) if system.replicated else _whole(case, cluster, system)
-
-
-def _whole(case: Case, cluster: Machine, system: System) -> Simulated:
-    settings = case.settings
+    system, settings = SYSTEMS[case.system], case.settings
+    if system.replicated:
+        return _replicated(case, cluster, system)
     num = settings.num_calls * (settings.chunks.num if settings.num_microbatches > 1 else 1)
     return _run(case, cluster, system, settings.global_sequences / num, settings.global_sequences)
 
