@@ -114,7 +114,8 @@ class Share:
         self.contenders, self.numbers, self.terms, self.budget, self._row = contenders, numbers, terms, budget, row
         self.clock, self._seconds = Clock(), inf
         self.searches: dict[int, Search] = {}
-        self._able, self._found, self._end = list[int](), dict[int, Any](), inf
+        self._able, self._end = list[int](), inf
+        self._found = dict[int, Any]()  # rows that are known before the end
         self._loans, self._borrowed = tuple[Loan, ...](), set[tuple[int, Loan]]()
         self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
@@ -162,10 +163,10 @@ class Share:
         """
         self._loans, self._end = tuple(loans), self.clock.spent + seconds
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        self._able = [number for number in able if not self._is_too_much(number, self._end)]
+        self._able = [number for number in able if not self._is_too_much(number)]
         for number in self._able[:1]:  # the leader first
-            self._go_on(number, self._found, to_beat, min(LEADING * self._seconds, seconds), everywhere=False)
-        self._take_turns(self._able, self._found, to_beat, TURNS * (self._end - self.clock.spent))
+            self._go_on(number, to_beat, min(LEADING * self._seconds, seconds), everywhere=False)
+        self._take_turns(self._able, to_beat, TURNS * (self._end - self.clock.spent))
         return leading(map(loan_of, self.searches.values()))
 
     def finish(self, to_beat: float | None, loans: Sequence[Loan]) -> dict[int, Any]:
@@ -188,23 +189,23 @@ class Share:
             for place, number in enumerate(waiting):
                 of_left = part or min(ONE_SEARCH, FAIR / (len(waiting) - place))
                 left = of_left * (end - self.clock.spent)
-                self._go_on(number, found, to_beat, left, everywhere=everywhere)
+                self._go_on(number, to_beat, left, everywhere=everywhere)
         self.clock.allow(max(end, self.clock.spent) + BOUNDING * self._seconds)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
 
-    def _is_too_much(self, number: int, end: float) -> bool:
+    def _is_too_much(self, number: int) -> bool:
         """Whether even the lightest plan of a contender without a plan does not fit; if it fits, search on from it."""
         search, limit = self.searches[number], self.terms.limits.device_memory_bytes
         if search.best_pace() or limit is None:
             return False
-        self.clock.allow(end)
+        self.clock.allow(self._end)
         found = lightest(search, self.clock.is_over)
         if found is None:
             return False
         if found.bytes > limit:
             self._least[number] = found.bytes
             return True
-        self.clock.allow(min(end, self.clock.spent + ONE_TURN * self._seconds))
+        self.clock.allow(min(self._end, self.clock.spent + ONE_TURN * self._seconds))
         for recompute in search.space.dimensions["recompute"]:
             if not search.best_pace():
                 search.climb_from(found.setting.changed("recompute", recompute), found.cut, self.budget.work)
@@ -232,7 +233,7 @@ class Share:
                     work = 1 if entry.needs_costs else self.budget.work
                     search.climb_from(setting, frame.emptier(cut, "all"), work)
 
-    def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
+    def _take_turns(self, able: Sequence[int], to_beat: float | None, seconds: float) -> None:
         """Search in turns: the contender that may gain most is next, judged by bounds and by earlier turns."""
         until, bounded = self.clock.spent + seconds, set[int]()
         self.clock.allow(until)
@@ -249,13 +250,13 @@ class Share:
             begins_light = not before and search.contender.entry.needs_costs
             if begins_light:
                 self._begin_light(search)
-            self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
+            self._go_on(number, to_beat, ONE_TURN * self._seconds, everywhere=False)
             if not search.best_pace() and not begins_light:
                 self._begin_light(search)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
             worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
             self.clock.allow(until)
-            if number in found or search.has_ended:
+            if number in self._found or search.has_ended:
                 del worth[number]
 
     def _worth(self, number: int, to_beat: float) -> float:
@@ -267,10 +268,8 @@ class Share:
         bound = max(search.bounds.loose_pace(each) for each in search.bounds.settings())
         return min(bound / pace - 1, MOST_GAIN if pace > GIVEN_UP * to_beat else FAR_BEHIND)
 
-    def _go_on(
-        self, number: int, found: dict[int, Any], to_beat: float | None, seconds: float, *, everywhere: bool
-    ) -> None:
-        """Search for `seconds`; why there is no plan goes to `found`."""
+    def _go_on(self, number: int, to_beat: float | None, seconds: float, *, everywhere: bool) -> None:
+        """Search for `seconds`; the reason why there is no plan becomes the row."""
         if seconds <= 0:
             return
         self.clock.allow(self.clock.spent + seconds)
@@ -278,7 +277,7 @@ class Share:
         try:
             self.searches[number].finish(to_beat, everywhere=everywhere)
         except ValueError as error:
-            found[number] = str(error)
+            self._found[number] = str(error)
 
     def _borrow(self, number: int) -> None:
         """Try the plans that led when this phase began, each once; the number of processes makes no difference."""

@@ -91,8 +91,7 @@ class Around:
     """
 
     def __init__(self, plan: Tuned, terms: Terms, is_own: bool) -> None:
-        self.plan, self.terms, self.contender = plan, terms, plan.contender
-        self._is_own = is_own
+        self.plan, self.terms, self._is_own = plan, terms, is_own
         self._frames, self._sketcher = Frames(plan.contender, terms), Sketcher(plan.contender, terms, SKETCHED)
         self._cuts: dict[float, list[Partition]] = {}  # microbatch size -> cuts of known points
         self._refused: dict[Recompute, str] = {}  # for any size
