@@ -1,20 +1,20 @@
-"""PipeDream: 1F1B that is never flushed, every microbatch a step of its own, old weights kept for those under way.
+"""PipeDream: 1F1B that is never flushed; every microbatch is a step, and microbatches in flight keep old weights.
 
-A stage s of p admits p - 1 - s forwards, then one forward and one backward in turn; it steps after every backward.
-What PipeDream calls a minibatch is a microbatch here, and a step's window is one of them. With 3 ranks and 5
-microbatches (steps, which follow every backward, left out; @v is the version a forward reads):
+Stage s of p starts with p - 1 - s forwards, then alternates one forward and one backward, and steps after every
+backward. PipeDream's minibatch is a microbatch here, and the window of a step is one microbatch. With 3 ranks and 5
+microbatches (without the step after every backward; @v is the version that a forward reads):
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0 0F3@1 0B1 0F4@2 0B2 0B3 0B4
     rank 1   1F0@0 1F1@0 1B0 1F2@1 1B1 1F3@2 1B2 1F4@3 1B3 1B4
     rank 2   2F0@0 2B0 2F1@1 2B1 2F2@2 2B2 2F3@3 2B3 2F4@4 2B4
 
-Weight stashing: backward reads what its forward read. Forward i of stage s reads version max(0, i - (p - 1 - s)), so
-a gradient is p - 1 - s steps old and a stage keeps p - s versions. Vertical sync: a microbatch reads on every stage
-the version that was newest on the first stage when it was let in; then all are p - 1 steps old.
+Weight stashing: a backward reads the version that its forward read. Forward i of stage s reads version max(0, i - (p -
+1 - s)), so a gradient is p - 1 - s steps old and a stage keeps p - s versions. Vertical sync: a microbatch reads on
+every stage the version that was newest on the first stage when it entered; then all gradients are p - 1 steps old.
 
-Replicated stages (1F1B-RR): a stage with n replicas stands on n ranks, microbatch i on its replica i mod n, forth and
-back. A step adds up what all replicas found, so its window is the least common multiple of the replica counts, and a
-replica goes on with the new version once its own share of the window is done. With replicas=[2,1]:
+Replicated stages (1F1B-RR): a stage with n replicas is on n ranks, and replica i mod n runs microbatch i, forward and
+backward. A step sums the gradients of all replicas, so its window is the least common multiple of the replica counts. A
+replica goes on with the new version once its own part of the window is done. With replicas=[2,1]:
 
     rank 0   0F0@0 0F2@0 0B0 0F4@1 0B2 ...      rank 2   1F0@0 1B0 1F1@0 1B1 1F2@1 1B2 ...
     rank 1   0F1@0 0F3@0 0B1 0F5@1 0B3 ...
@@ -40,12 +40,9 @@ def pipedream(
 
     Args:
         shape: `num_microbatches` is the window of a step; the paper's is 1.
-        weight_stashing: backward reads what its forward read; without, what is newest, as the paper warns not to.
-        vertical_sync: all stages read the version that was newest on the first one.
+        weight_stashing: backward reads what its forward read; otherwise the newest, which the paper warns against.
+        vertical_sync: all stages read the version that was newest on the first stage.
         replicas: ranks of each stage; None for one each.
-
-    Raises:
-        ValueError: if the replicas do not use up the ranks, or cannot share a window evenly.
     """
     if not weight_stashing and (vertical_sync or replicas is not None):
         raise ValueError(
@@ -75,7 +72,7 @@ def never_flushed(shape: Shape, name: str, policy: Policy) -> Schedule:
 
 
 def _replicated(shape: Shape, stage: int, holders: Sequence[int]) -> list[Row]:
-    """The rows of a stage's replicas: each has its share of the ranks downstream to fill before the first backward."""
+    """The rows of a stage's replicas, which share the forwards that fill the ranks downstream."""
     num_replicas, downstream = len(holders), shape.num_ranks - 1 - holders[0]
     return [
         alternate(stage, range(replica, shape.total_microbatches, num_replicas), downstream // num_replicas)

@@ -1,31 +1,28 @@
-"""Pipelined backpropagation: never flushed, nothing stashed, and an optimizer that makes up for the delay.
+"""Pipelined backpropagation: never flushed, no stashed weights, and an optimizer that compensates for the delay.
 
-The order of PipeDream with one copy of the weights: a step after every microbatch, backward on what is newest by then.
-A gradient of stage s comes D = p - 1 - s steps after the weights that its forward read. Two remedies, which may be
-combined, are made for gradient descent with momentum, v <- mu v + g and w <- w - eta v:
+The order of PipeDream with one copy of the weights: a step after every microbatch, and backward reads the newest
+weights. On stage s a gradient comes D = p - 1 - s steps after the weights that its forward read. Two remedies, which
+may be combined, are made for gradient descent with momentum, v <- mu v + g and w <- w - eta v:
 
     spike compensation    w <- w - eta (a v + b g)       a = mu^D, b = (1 - mu^D) / (1 - mu)
     weight prediction     forward on w - eta D v         the velocity form; with the other, on w - eta D (a v + b g)
 
-An impulse moves a weight by eta / (1 - mu) in the end, compensated or not: b + a / (1 - mu) = 1 / (1 - mu).
-Compensated, it has moved it as far as without delay as soon as it has come. With 3 ranks, @v for the version that is
-read and +n for weights predicted n steps ahead:
+In the end an impulse moves a weight by eta / (1 - mu), compensated or not: b + a / (1 - mu) = 1 / (1 - mu). With
+compensation it has moved the weight, as soon as it arrives, as far as it would have without delay. With 3 ranks, @v for
+the version that is read and +n for weights predicted n steps ahead:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@1+2 0B1@1 0F4@2+2 0B2@2 0B3@3 0B4@4
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 1F4@3+1 1B3@3 1B4@4
     rank 2   2F0@0 2B0@0 2F1@1 2B1@1 2F2@2 2B2@2 2F3@3 2B3@3 2F4@4 2B4@4
 
 Before the first step there is no velocity, and nothing is predicted. The paper's pipeline is fine-grained: a stage does
-a forward and a backward in every slot, which makes D = 2 (S - 1 - s) for stage s of S. A rank of 1F1B does one of them
-at a time. D is measured on the order (`rpbench.engine.state.updates.compensation`), and both formulas take what is
-measured. The learning rate of a forecast is that of the last step.
+a forward and a backward in every slot, so that D = 2 (S - 1 - s) for stage s of S. A rank of 1F1B does one of them at a
+time. Here D is measured on the order (`rpbench.engine.state.updates.compensation`), and both formulas use the measured
+D. A prediction takes the learning rate of the last step.
 
 Source: after the description of Kosson et al., "Pipelined Backpropagation at Scale: Training Large Models without
 Batches", MLSys'21 (arXiv 2003.11666). Formulas are from memory; the paper's text was not at hand.
 """
-
-from collections.abc import Mapping
-from typing import Any
 
 from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
@@ -33,16 +30,14 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-def _compensation(*, spike_compensation: bool, weight_prediction: bool) -> Mapping[str, Any]:
-    predictor = "pipelined_backprop" if weight_prediction else ""
-    return {"spike_compensation": spike_compensation, "predictor": predictor}
-
-
 @schedule(
     "pipelined_backprop",
     source="Kosson et al., MLSys'21 (arXiv 2003.11666)",
     steps_each_microbatch=True,
-    compensation=_compensation,
+    compensation=lambda *, spike_compensation, weight_prediction: {
+        "spike_compensation": spike_compensation,
+        "predictor": "pipelined_backprop" if weight_prediction else "",
+    },
 )
 def pipelined_backprop(shape: Shape, *, spike_compensation: bool = True, weight_prediction: bool = True) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and the weights predicted for one microbatch.

@@ -1,19 +1,19 @@
 """PipeMare: asynchronous, one copy of the weights, and three techniques that keep it stable.
 
-1F1B that is never flushed. Forward reads what is newest and so does backward, though by then it is something else:
+1F1B that is never flushed. Forward and backward both read the newest weights, which may have changed in between:
 nothing is stashed. A step has a window of N microbatches, 1 on the command line. With 3 ranks and N = 2:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@0 0B1@0 0STEP@1 0F4@1 0B2@1 0F5@1 0B3@1 0STEP@2 0B4@2 0B5@2 0STEP@3
     rank 1   1F0@0 1F1@0 1B0@0 1F2@0 1B1@0 1STEP@1 1F3@1 1B2@1 1F4@1 1B3@1 1STEP@2 1F5@2 1B4@2 1B5@2 1STEP@3
     rank 2   2F0@0 2B0@0 2F1@0 2B1@0 2STEP@1 2F2@1 2B2@1 2F3@1 2B3@1 2STEP@2 2F4@2 2B4@2 2F5@2 2B5@2 2STEP@3
 
-T1 (learning-rate rescheduling) slows a stage by its delay tau^p, p falling from 1 to 0 over the first steps; T2
-(discrepancy correction) goes back on an estimate of the weights forward had; T3 (synchronous warm-up) flushes the first
-steps. T1 and T2 are the engine's work (`rpbench.engine.state.updates.compensation`), T3 is order. Without T1 a parabola
-of curvature L diverges above the rate (2 / L) sin(pi / (4 tau + 2)).
+T1 (learning-rate rescheduling) divides a stage's learning rate by tau^p, where tau is its delay and p falls from 1 to 0
+over the first steps. T2 (discrepancy correction) runs backward on an estimate of the weights that forward read. T3
+(synchronous warm-up) flushes the first steps. The engine does T1 and T2 (`rpbench.engine.state.updates.compensation`),
+the order T3. Without T1 a parabola of curvature L diverges above the rate (2 / L) sin(pi / (4 tau + 2)).
 
-The paper's stage does a forward and a backward in every slot, which makes tau = (2 (P - i) + 1) / N steps for stage
-i = 1..P. A rank of 1F1B does one of them at a time and is late by (p - 1 - s) / N; tau is measured on the order.
+The paper's stage does a forward and a backward in every slot, so that tau = (2 (P - i) + 1) / N steps for stage i =
+1..P. A rank of 1F1B does one of them at a time and is late by (p - 1 - s) / N. Here tau is measured on the order.
 
 Source: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124).
 """
@@ -36,9 +36,6 @@ def pipemare(
         rescheduling_steps: T1, steps over which a late stage comes to learn at the full rate (K); 0: at once.
         correction_decay: T2, what is left of an old move after as many steps as a gradient is late (D); null: none.
         num_sync_steps: T3, steps that are flushed before the first that is not.
-
-    Raises:
-        ValueError: unless there is one stage for each rank.
     """
     check_one_stage("pipemare", shape, "interleaved_1f1b")
     if num_sync_steps < 0:

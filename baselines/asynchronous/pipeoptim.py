@@ -1,9 +1,9 @@
-"""PipeOptim: forward on the weights predicted for its own backward by the optimizer's direction.
+"""PipeOptim: forward reads weights predicted for its own backward from the optimizer's direction.
 
-1F1B that is never flushed, one copy of the weights and a step for every minibatch. Between forward and backward of a
-minibatch, stage s of p makes p - 1 - s steps; forward reads w - (p - 1 - s) * d, where d is the optimizer's next update
-(AdamW: with its weight decay), and backward reads what is there by then. With a perfect prediction both would be the
-same and no weights would have to be stashed. With 3 ranks, +n for weights predicted n steps ahead:
+1F1B that is never flushed, with one copy of the weights and a step for every minibatch. Between forward and backward of
+a minibatch, stage s of p makes p - 1 - s steps. Forward reads w - (p - 1 - s) * d, where d is the optimizer's next
+update (AdamW: with its weight decay); backward reads the newest weights. With a perfect prediction both read the same,
+without stashed weights. With 3 ranks, +n for weights predicted n steps ahead:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@1+2 0B1@1 0F4@2+2 0B2@2 ...
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 ...

@@ -1,7 +1,7 @@
-"""SpecTrain: forward and backward on the weights predicted for the end of the minibatch.
+"""SpecTrain: forward and backward read weights predicted for the end of the minibatch.
 
 The order of PipeDream with one copy of the weights. The prediction follows momentum: w - horizon * rate * momentum. All
-stages aim at the same moment, when the minibatch is back at the first stage: for stage k of p that is floor(k / 2)
+stages predict the same moment, when the minibatch is back at the first stage: for stage k of p that is floor(k / 2)
 steps after its backward, and p - 1 - k + floor(k / 2) after its forward. With 3 ranks, +n for weights predicted n steps
 ahead:
 
@@ -9,8 +9,8 @@ ahead:
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 ...
     rank 2   2F0@0 2B0@0 2F1@1+1 2B1@1+1 ...
 
-It is made for gradient descent with momentum (`optimizer=sgd optimizer.momentum=0.9`); with AdamW, Adam's
-direction is used in its place. Predictions before the first step are the weights themselves.
+It is made for gradient descent with momentum (`optimizer=sgd optimizer.momentum=0.9`); with AdamW it uses Adam's
+direction instead. Before the first step the prediction is the weights themselves.
 
 Source: Chen et al., "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU Platform"
 (arXiv 1809.02839).

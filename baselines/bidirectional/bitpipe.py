@@ -1,19 +1,19 @@
-"""BitPipe: two pipelines in opposite directions, each of them a V of two chunks a rank.
+"""BitPipe: two pipelines in opposite directions, each a V of two chunks on every rank.
 
-Of 2p stages, the pipeline that goes down has stage s on rank s, and from the turn at stage p on rank 2p - 1 - s; the
-one that goes up is its mirror image. So a rank holds four chunks, of which two are copies of what rank p - 1 - r holds,
-and both turns stay on their rank. A unit is p microbatches, of which the first half goes down. With 4 ranks and 4
-microbatches, of which 2 and 3 go up:
+Of 2p stages, the pipeline that goes down has stage s on rank s and, after the turn at stage p, on rank 2p - 1 - s; the
+pipeline that goes up is its mirror image. So a rank holds four chunks, of which two are copies of chunks of rank p - 1
+- r, and a turn needs no transfer. A unit is p microbatches; the first half goes down. With 4 ranks and 4 microbatches,
+of which 2 and 3 go up:
 
     rank 0   0F0 0F1 3F2 4F2 3F3 4F3 7F0 7B0 7F1 7B1 4B2 3B2 4B3 3B3 0B0 0B1
     rank 1   1F0 2F2 1F1 2F3 5F2 6F0 5F3 6F1 6B0 5B2 6B1 5B3 2B2 1B0 2B3 1B1
     rank 2   1F2 2F0 1F3 2F1 5F0 6F2 5F1 6F3 6B2 5B0 6B3 5B1 2B0 1B2 2B1 1B3
     rank 3   0F2 0F3 3F0 4F0 3F1 4F1 7F2 7B2 7F3 7B3 4B0 3B0 4B1 3B1 0B2 0B3
 
-In slots of one chunk's forward the bubble is p - 2 where F = B, for any number of units; with B = 2F it is 2(p - 2),
-and p - 2 more for every further unit. A rank holds 2p chunk activations at most, p microbatches' worth, and two copies
-of the weights, whose gradients are added up before the step. The paper lets ranks in the middle add up early;
-`charge=bytes` puts every sum behind the last gradient.
+In slots of one chunk's forward the bubble is p - 2 if F = B, for any number of units; if B = 2F it is 2(p - 2), and p -
+2 more for every further unit. A rank holds at most 2p chunk activations (those of p microbatches) and two copies of the
+weights, whose gradients are summed before the step. The paper lets ranks in the middle sum early; `charge=bytes` puts
+every sum after the last gradient.
 
 Source: Wu et al., "BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models Training",
 AAAI'25 (arXiv 2410.19367); order and placement as in its released code.
@@ -22,6 +22,8 @@ AAAI'25 (arXiv 2410.19367); order and placement as in its released code.
 from collections.abc import Iterator
 from itertools import chain
 
+from baselines.bidirectional.dualpipe import check_even_ranks
+from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.registry import schedule
@@ -31,28 +33,16 @@ from rpbench.registry import schedule
 def bitpipe(shape: Shape) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up."""
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != 2 * p:
-        raise ValueError(
-            f"bitpipe runs {shape.num_stages} stages on {p} ranks: there must be two on each; set chunks_per_device=2"
-        )
-    if p % 2:
-        raise ValueError(
-            f"bitpipe's two pipelines meet in the middle: the {p} ranks must be an even number; "
-            f"take num_devices={p + 1}"
-        )
+    check_v("bitpipe", shape)
+    check_even_ranks("bitpipe", shape)
     if m % p:
         raise ValueError(
             f"bitpipe runs {m} microbatches in units of one for each rank: they must be a multiple of {p}; "
             f"take num_microbatches={m + -m % p}"
         )
     rows = step_rows(shape, lambda rank, batch: _step(p, rank, batch))
-    placement = tuple((_down(stage, p), p - 1 - _down(stage, p)) for stage in range(2 * p))
+    placement = tuple((rank, p - 1 - rank) for (rank,) in v_placement(shape))
     return Schedule(shape, rows, name="bitpipe", placement=placement)
-
-
-def _down(stage: int, p: int) -> int:
-    """The rank of a stage of the pipeline that goes down."""
-    return min(stage, 2 * p - 1 - stage)
 
 
 def _step(p: int, rank: int, batch: range) -> Iterator[Action]:
@@ -72,15 +62,15 @@ def _step(p: int, rank: int, batch: range) -> Iterator[Action]:
 
 
 def _unit(kind: Kind, p: int, rank: int, unit: range) -> Iterator[Action]:
-    """A rank's passes of one kind: each symbol takes the next microbatch of its chunk.
+    """A rank's forwards or backwards of a unit: each symbol takes the next microbatch of its chunk.
 
-    M, M2: the first and the second chunk of the direction that enters at this end; O, O2: of the other one.
+    M, M2: first and second chunk of the direction that enters at this end; O, O2: of the other direction.
     """
     half = p // 2
     down, up = unit[:half], unit[half:]
     end = min(rank, p - 1 - rank)
     mine, other = (down, up) if rank < half else (up, down)
-    near, far = half - end, end  # of the half microbatches: those before, and beside, the other direction's
+    near, far = half - end, end  # microbatches of the half before, and beside, the other direction's
     stages = {"M": end, "M2": 2 * p - 1 - end, "O": p - 1 - end, "O2": p + end}
     turns = {
         Kind.F: ["M"] * near + ["O", "M"] * far + ["O", "O2"] * near + ["M2", "O2"] * far + ["M2"] * near,

@@ -1,42 +1,43 @@
 """Chimera: two 1F1B pipelines through the same ranks in opposite directions, fitted into each other.
 
 Rank r holds stage r of the pipeline that goes down and stage p - 1 - r of the one that goes up: two copies of the
-weights, whose gradients are summed before the step. Each takes half of the microbatches, and with forward and
-backward of equal length one runs exactly where the other would wait. With 4 ranks and 4 microbatches, of which 2
-and 3 go up:
+weights, whose gradients are summed before the step. Each pipeline takes half of the microbatches. If forward and
+backward are equally long, one runs exactly where the other would wait. With 4 ranks and 4 microbatches, of which 2 and
+3 go up:
 
     rank 0   0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
     rank 1   1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
     rank 2   1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
     rank 3   0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
 
-A unit is p microbatches; more of them are units one after another, each filling the end of the one before. With
-F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank
-holds p/2 + 1 (ends) to p (middle) stage activations.
+A unit is p microbatches; several units follow one another, each filling the end of the one before. If F = B the
+makespan is 2m + p - 2 slots; if B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank holds p/2 + 1
+(ends) to p (middle) stage activations.
 
-With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
-that repeats a microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward, as long
-as no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
+If B = 2F, units do not fit into each other. So for m > p the times choose among several orders: the units, an order
+that repeats one microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward; no
+rank may hold more than p activations. For B = 2F the idle share is then (p - 2) / (3m/2 + p - 2) for any number of
+units.
 
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
-The merged order is found by a list schedule on unit slots: backward first, then the forward of the deeper stage, with
-at most min(p - s, p/2) microbatches in flight per direction at stage s.
+The merged order is a list schedule on unit slots: backward first, then the forward of the deeper stage, with at most
+min(p - s, p/2) microbatches in flight per direction at stage s.
 
-`pipelines=2f` runs f pipelines a direction, each p/f ranks further round: the j-th microbatch of a pipeline enters at
-slot 2j, moves a stage a slot, and comes back. With F = B the bubble is p/f - 2, for 2f copies of the weights. With 4
-ranks and 4 pipelines no slot is empty:
+`pipelines=2f` runs f pipelines in each direction, each shifted by p/f ranks: the j-th microbatch of a pipeline enters
+at slot 2j, advances one stage per slot, and comes back. If F = B the bubble is p/f - 2, at 2f copies of the weights.
+With 4 ranks and 4 pipelines no slot is empty:
 
     rank 0   0F0 1F3 2F1 3F2 3B2 2B1 1B3 0B0
     rank 1   0F3 1F0 2F2 3F1 3B1 2B2 1B0 0B3
 
-`forward_doubling` is the paper's cure for more units where B = 2F: a forward takes two microbatches at once, so that it
-is as long as a backward of one. It holds twice as much; the repeated orders above need no more memory.
+`forward_doubling` is the paper's remedy for several units if B = 2F: a forward takes two microbatches at once and is
+then as long as a backward of one. It holds twice as many activations; the repeated orders above need no more memory.
 
-`backward_halving` is its other cure: a forward takes a microbatch, and each backward half of one, so that it is as long
-as a forward. With halves in the place of microbatches this is the order of doubling: 2N halves, forwards of two. Hence
-the microbatches of the shape are halves, numbered through, where a run asks for N whole ones. It holds what the order
-above holds, as two halves are one microbatch. With B = 2F it waits (p - 2) F for every multiple of p, an idle share of
-(p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, 0F01 being one forward of halves 0 and 1:
+`backward_halving` is its other remedy: a forward takes a microbatch and each backward half of one, so that both are
+equally long. With halves in place of microbatches this is the order of doubling: 2N halves, forwards of two. So the
+microbatches of the shape are halves, numbered in a row, where a run asks for N whole ones. It holds as much as the
+order without halving, because two halves are one microbatch. If B = 2F it waits (p - 2) F for every multiple of p, an
+idle share of (p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, where 0F01 is one forward of halves 0 and 1:
 
     rank 0   0F01 0F23 3F45 3B4 3B5 3F67 3B6 3B7 0B0 0B1 0B2 0B3
     rank 1   1F01 2F45 1F23 2F67 2B4 2B5 1B0 1B1 2B6 2B7 1B2 1B3
@@ -47,11 +48,12 @@ above holds, as two halves are one microbatch. With B = 2F it waits (p - 2) F fo
 from collections.abc import Iterator
 from functools import lru_cache
 
-from baselines.bidirectional.dualpipe import bidirectional_placement
+from baselines.bidirectional.dualpipe import bidirectional_placement, check_both_ways
+from baselines.bidirectional.hanayo import ends_first
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
+from rpbench.ordering.list_order import Pass, Pull, Rows
 from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import schedule
 
@@ -72,19 +74,10 @@ def chimera(
     Args:
         pipelines: of both directions together; p must be a multiple of it.
         forward_doubling: forwards take two microbatches at once, and a unit has 2p.
-        backward_halving: the same of microbatches that are halves: a forward takes a whole one, a backward a half.
+        backward_halving: microbatches are halves: a forward takes two of them, a backward one.
     """
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"chimera puts one stage of each direction on each rank, got {shape.num_stages} stages on {p} ranks; "
-            "set chunks_per_device=1"
-        )
-    if p % 2:
-        raise ValueError(
-            f"chimera's two pipelines meet in the middle: the {p} ranks must be an even number; "
-            f"take num_devices={p + 1}"
-        )
+    check_both_ways("chimera", shape)
     in_pairs = forward_doubling or backward_halving
     _check_options(p, pipelines, forward_doubling=forward_doubling, backward_halving=backward_halving)
     _check_units(p, m, in_pairs=in_pairs, halves=1 + backward_halving)
@@ -109,7 +102,7 @@ def chimera(
 
 
 def _check_units(p: int, m: int, *, in_pairs: bool, halves: int) -> None:
-    """Whole units; told in microbatches as they were asked for, of `halves` of the shape's each."""
+    """Refuse parts of units; the message counts requested microbatches, each `halves` of the shape's."""
     unit = p * (1 + in_pairs)
     if m % unit:
         asked, whole = f"{m / halves:g}", unit // halves
@@ -144,7 +137,7 @@ def _paired(what: Pass, first: int) -> list[Action]:
 
 
 def _routes(p: int, pipelines: int) -> list[list[int]]:
-    """The ranks of the stages of every pipeline: those that go down, then the same the other way round."""
+    """The ranks of every pipeline's stages: first the pipelines that go down, then those that go up."""
     each = pipelines // 2
     down = [[(stage + number * p // each) % p for stage in range(p)] for number in range(each)]
     up = [[(p - 1 - stage + number * p // each) % p for stage in range(p)] for number in range(each)]
@@ -152,7 +145,7 @@ def _routes(p: int, pipelines: int) -> list[list[int]]:
 
 
 def _of_slots(p: int, m: int, pipelines: int) -> Rows:
-    """Units one after another; in each, the microbatches of every pipeline go through two slots apart."""
+    """Units one after another; in each, the microbatches of a pipeline follow each other by two slots."""
     size = p // pipelines
     rows: list[list[Pass]] = [[] for _ in range(p)]
     for unit in range(0, m, p):
@@ -175,18 +168,10 @@ def _by_times(p: int, m: int, costs: StageCosts) -> Rows:
     def rank_of(stage: int, microbatch: int) -> int:
         return stage if _goes_down(microbatch, p) else p - 1 - stage
 
-    def timed(rows: Rows) -> Timed:
-        return time_rows(rows, rank_of, costs)
-
-    def trials() -> Iterator[Timed]:
-        repeated = [timed(_repeat(p, m, *grid)) for grid in grids(costs)]
-        yield from repeated
-        for base in (made, *repeated):
-            for how in PULLS:
-                yield timed(pull_rows(base.rows, rank_of, costs, max(p, base.peak), how))
-
-    made = timed(_merge(p, m))
-    return shortest(made, trials(), p).rows if m > p else made.rows
+    if m == p:
+        return _merge(p, m)
+    repeated = (_repeat(p, m, *grid) for grid in grids(costs))
+    return ends_first(_merge(p, m), repeated, (), rank_of, costs, p, PULLS)
 
 
 def _goes_down(microbatch: int, p: int) -> bool:
@@ -213,40 +198,28 @@ def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _merge(p: int, m: int) -> Rows:
-    """Units one after another, found on a grid of equal slots."""
-    grid = _Grid(p, _batches(p, m))
-    while grid.left:
-        grid.run_slot()
-    return grid.rows
+    """Two pipelines on a grid of equal slots; a rank runs a ready backward first, else the deeper stage's forward."""
+    batches = _batches(p, m)
+    rows: list[list[Pass]] = [[] for _ in range(p)]
+    over = {kind: [[0] * p for _ in batches] for kind in (Kind.F, Kind.B)}  # passes that have ended, by way and stage
 
+    def can_run(kind: Kind, stage: int, way: int) -> bool:
+        forwards, backwards = over[Kind.F][way], over[Kind.B][way]
+        if kind is Kind.F:
+            room = min(p - stage, p // 2) - (forwards[stage] - backwards[stage])
+            above = forwards[stage - 1] if stage else len(batches[way])
+            return room > 0 and forwards[stage] < above
+        return backwards[stage] < (backwards[stage + 1] if stage < p - 1 else forwards[stage])
 
-class _Grid:
-    """Two pipelines on their way, one slot after another; `over` counts what has ended."""
+    def choices(rank: int) -> Iterator[tuple[Kind, int, int]]:
+        stages = sorted([(rank, 0), (p - 1 - rank, 1)], reverse=True)
+        return ((kind, stage, way) for kind in (Kind.B, Kind.F) for stage, way in stages if can_run(kind, stage, way))
 
-    def __init__(self, p: int, batches: list[list[int]]) -> None:
-        self.p, self.batches = p, batches
-        self.rows: list[list[Pass]] = [[] for _ in range(p)]
-        self.left = 2 * p * sum(map(len, batches))
-        self.over = {kind: [[0] * p for _ in batches] for kind in (Kind.F, Kind.B)}  # by direction and stage
-
-    def run_slot(self) -> None:
-        """On every rank: a backward if there is one, else the forward of the deeper stage."""
-        chosen = []
-        for rank in range(self.p):
-            stages = sorted([(rank, 0), (self.p - 1 - rank, 1)], reverse=True)
-            tried = ((kind, stage, way) for kind in (Kind.B, Kind.F) for stage, way in stages)
-            chosen.append(next((found for found in tried if self._can_run(*found)), None))
-        for rank, found in enumerate(chosen):
+    while sum(map(len, rows)) < 2 * p * m:
+        chosen = [next(choices(rank), None) for rank in range(p)]
+        for row, found in zip(rows, chosen, strict=True):
             if found is not None:
                 kind, stage, way = found
-                self.rows[rank].append(Pass(kind, stage, self.batches[way][self.over[kind][way][stage]]))
-                self.over[kind][way][stage] += 1
-                self.left -= 1
-
-    def _can_run(self, kind: Kind, stage: int, way: int) -> bool:
-        forwards, backwards = self.over[Kind.F][way], self.over[Kind.B][way]
-        if kind is Kind.F:
-            room = min(self.p - stage, self.p // 2) - (forwards[stage] - backwards[stage])
-            above = forwards[stage - 1] if stage else len(self.batches[way])
-            return room > 0 and forwards[stage] < above
-        return backwards[stage] < (backwards[stage + 1] if stage < self.p - 1 else forwards[stage])
+                row.append(Pass(kind, stage, batches[way][over[kind][way][stage]]))
+                over[kind][way][stage] += 1
+    return rows

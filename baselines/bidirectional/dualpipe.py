@@ -9,9 +9,9 @@ together with a backward of the other, `(F;B)`. With 4 ranks and 8 microbatches,
     rank 2   1F4 2F0 1F5 2F1 1F6 2B0 (2F2;1B4) ...   rows 2 and 3 mirror 1 and 0
     rank 3   0F4 0F5 0F6 3F0 3I0 3W0 3F1 (0F7;3B1) ...
 
-The rows are those of `dualpipe_v` with p/2 ranks between an end and the middle, and m/2 microbatches a direction.
-With F, B = I + W and F&B the times of one stage, the bubble is (p/2 - 1)(F&B + B - 3W); a rank holds p + 1 stage
-activations at most.
+The rows are those of `dualpipe_v` with p/2 ranks between an end and the middle, and m/2 microbatches in each direction.
+With F, B = I + W and F&B the times of one stage, the bubble is (p/2 - 1)(F&B + B - 3W); a rank holds at most p + 1
+stage activations.
 
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
 """
@@ -37,21 +37,32 @@ def _step(p: int, rank: int, batch: range) -> Row:
 
 def _check_shape(shape: Shape) -> None:
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"dualpipe puts one stage of each direction on each rank, got {shape.num_stages} stages on {p} ranks; "
-            "set chunks_per_device=1 or try schedule=dualpipe_v"
-        )
-    if p % 2:
-        raise ValueError(
-            f"dualpipe folds its pipeline in the middle: the {p} ranks must be an even number; "
-            f"take num_devices={p + 1} or try schedule=dualpipe_v"
-        )
+    check_both_ways("dualpipe", shape, " or try schedule=dualpipe_v")
     if m % 2 or m < 2 * p:
         least = max(2 * p, m + m % 2)
         raise ValueError(
             f"dualpipe sends half of {m} microbatches from either end of {p} ranks: there must be an even number "
             f"of at least {2 * p}; take num_microbatches={least}"
+        )
+
+
+def check_both_ways(name: str, shape: Shape, other: str = "") -> None:
+    """Raise ValueError unless every rank has one stage of each direction, and the number of ranks is even."""
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"{name} puts one stage of each direction on each rank, got {shape.num_stages} stages on "
+            f"{shape.num_ranks} ranks; set chunks_per_device=1{other}"
+        )
+    check_even_ranks(name, shape, other)
+
+
+def check_even_ranks(name: str, shape: Shape, other: str = "") -> None:
+    """Raise ValueError for an odd number of ranks."""
+    p = shape.num_ranks
+    if p % 2:
+        raise ValueError(
+            f"{name}'s two pipelines meet in the middle: the {p} ranks must be an even number; "
+            f"take num_devices={p + 1}{other}"
         )
 
 

@@ -1,17 +1,17 @@
 """DualPipeV: DualPipe cut in half, on one V of chunks; forwards and backwards of the two chunks run together.
 
-Rank r holds the stages r (chunk 0, on the way down) and 2p - 1 - r (chunk 1, on the way up), so the turn in the
-middle and the loss stay on one rank. `(F;B)` is one action whose computation and communication hide each other;
-what it costs is a matter of the cost table (`overlap_gain`, 0 unless asked for). With 2 ranks and 4 microbatches:
+Rank r holds the stages r (chunk 0, on the way down) and 2p - 1 - r (chunk 1, on the way up), so the turn in the middle
+and the loss each stay on one rank. `(F;B)` is one action whose computation and communication hide each other; the cost
+table says how long it takes (`overlap_gain`, 0 by default). With 2 ranks and 4 microbatches:
 
     rank 0   0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1) (3F2;0B0) 3B2 (3F3;0B1) 3B3 0I2 0W2 0I3 0W3
     rank 1   1F0 2F0 1F1 2F1 1F2 2B0 (2F2;1B0) (1F3;2B1) (2F3;1B1) 2B2 1B2 2I3 1I3 2W3 1W3
 
-The rows go through eight phases (`rank_order`). With F, B = I + W and F&B the times of one chunk, the bubble is
-(p - 1)(F&B + B - 3W); a rank holds 2p + 1 chunk activations at most.
+The rows have eight phases (`rank_order`). With F, B = I + W and F&B the times of one chunk, the bubble is (p - 1)(F&B +
+B - 3W); a rank holds at most 2p + 1 chunk activations.
 
-Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437); the half of it: Qi et al., "Cut in half", blog
-of Sea AI Lab, 2025. Phases as the DualPipe repository and torch.distributed.pipelining have them.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437); its half: Qi et al., "Cut in half", blog of Sea
+AI Lab, 2025. Phases as in the DualPipe repository and torch.distributed.pipelining.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,29 @@ from rpbench.registry import schedule
 def dualpipe_v(shape: Shape) -> Schedule:
     """Rank r runs the stages r and 2p - 1 - r."""
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != 2 * p:
-        raise ValueError(
-            f"dualpipe_v runs {shape.num_stages} stages on {p} ranks: there must be two on each; "
-            "set chunks_per_device=2"
-        )
+    check_v("dualpipe_v", shape)
     if m < 2 * p:
         raise ValueError(
             f"dualpipe_v takes {m} microbatches through {2 * p} stages: there must be at least as many; "
             f"take num_microbatches={2 * p} or try schedule=interleaved_1f1b"
         )
     rows = step_rows(shape, lambda rank, batch: rank_order(p, rank, (rank, 2 * p - 1 - rank), (batch, batch)))
-    placement = tuple((min(stage, 2 * p - 1 - stage),) for stage in range(2 * p))
-    return Schedule(shape, rows, name="dualpipe_v", placement=placement)
+    return Schedule(shape, rows, name="dualpipe_v", placement=v_placement(shape))
+
+
+def check_v(name: str, shape: Shape) -> None:
+    """Raise ValueError unless there are two stages on each rank."""
+    if shape.num_stages != 2 * shape.num_ranks:
+        raise ValueError(
+            f"{name} puts two stages on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks: there "
+            "must be two on each; set chunks_per_device=2"
+        )
+
+
+def v_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Two stages on each rank: down the ranks and up again."""
+    last = shape.num_stages - 1
+    return tuple((min(stage, last - stage),) for stage in range(shape.num_stages))
 
 
 def rank_order(depth: int, rank: int, stages: tuple[int, int], batches: tuple[Sequence[int], Sequence[int]]) -> Row:
@@ -53,7 +63,7 @@ def rank_order(depth: int, rank: int, stages: tuple[int, int], batches: tuple[Se
 
 
 class _RankOrder:
-    """The row of a rank while it is written; every kind and chunk takes its microbatches in turn."""
+    """A rank's row, written phase by phase; every kind and chunk takes its microbatches in order."""
 
     def __init__(self, stages: tuple[int, int], batches: tuple[Sequence[int], Sequence[int]]) -> None:
         self.row: list[Action] = []

@@ -1,41 +1,41 @@
-"""Hanayo: waves. The stages go over the ranks and back again, W times, and each turn stays on its rank.
+"""Hanayo: waves. The stages go over the ranks and back again W times, and each turn stays on its rank.
 
-With W waves a rank holds v = 2W stages (chunks_per_device): stage c p + i is on rank i for even c and on rank
-p - 1 - i for odd c, a V for W = 1. There is one copy of the weights. Ranks are greedy: a backward if one is ready,
-of the first microbatch; else the forward that is deepest. With 2 ranks, 2 microbatches and one wave:
+With W waves a rank holds v = 2W stages (chunks_per_device): stage c p + i is on rank i for even c and on rank p - 1 - i
+for odd c, a V for W = 1. There is one copy of the weights. Ranks are greedy: they run the ready backward of the
+earliest microbatch, otherwise the deepest ready forward. With 2 ranks, 2 microbatches and one wave:
 
     rank 0   0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1
     rank 1   1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
 
-That is the order on a grid of equal slots. For F = B and m a multiple of p its bubble is 2(p - 1) chunk slots, its
-share (p - 1) / (2Wm + p - 1); for B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. With
-more microbatches and B = 2F it would wait in every round of p. So the order is looked for by times: among the grid's,
-one that repeats (`rpbench.ordering.periodic`; W > 1: groups of microbatches go through one wave after another), and
-both with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a
-multiple of p.
+This is the order on a grid of equal slots. If F = B and m is a multiple of p its bubble is 2(p - 1) chunk slots, a
+share of (p - 1) / (2Wm + p - 1). If B = 2F and m = p, the same order idles (2p - 2) / (3Wp + 2p - 2) of the time; with
+more microbatches it would wait in every round of p. So the times choose among several orders: the grid's, one that
+repeats (`rpbench.ordering.periodic`; for W > 1 groups of microbatches go through one wave after another), and both with
+passes pulled forward. Without hops the repeated order idles (2p - 2) / (3Wm + 2p - 2) if B = 2F and m is a multiple of
+p.
 
-A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
+A rank holds the activations of at most p microbatches, 2Wp chunk activations; `in_flight` allows more.
 
 Source: Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency",
 SC'23. Orders for more than p microbatches and given times are ours.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heappop, heappush
 from math import ceil
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ordering.list_order import (
     ROUNDING,
     Pass,
     Pull,
+    RankOf,
     Rows,
     Timed,
-    as_passes,
     pull_rows,
     repeat_steps,
     shortest,
@@ -87,7 +87,40 @@ def hanayo(
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _grid(shape: Shape, backward_slots: int) -> Rows:
-    return as_passes(_Greedy(shape, backward_slots).rows())
+    """One step on a grid of slots: a free rank takes a pass that is ready."""
+    p, slots = shape.num_ranks, {Kind.F: 1, Kind.B: backward_slots}
+    ready: list[list[tuple[int, int, int, Pass]]] = [[] for _ in range(p)]
+    ending: dict[int, list[Pass]] = {}  # slot -> passes that have ended when it begins
+
+    def offer(what: Pass) -> None:
+        backward = what.kind is Kind.B
+        order = (0, what.microbatch, -what.stage) if backward else (1, -what.stage, what.microbatch)
+        heappush(ready[_rank_of(what.stage, p)], (*order, what))
+
+    def offer_next(ended: Pass) -> None:
+        """Offer the pass that needs this one's result."""
+        if ended.kind is Kind.F and ended.stage == shape.num_stages - 1:
+            offer(ended._replace(kind=Kind.B))
+        elif ended.kind is Kind.F:
+            offer(ended._replace(stage=ended.stage + 1))
+        elif ended.stage:
+            offer(ended._replace(stage=ended.stage - 1))
+
+    for microbatch in range(shape.num_microbatches):
+        offer(Pass(Kind.F, 0, microbatch))
+    rows: list[list[Pass]] = [[] for _ in range(p)]
+    free_from, slot = [0] * p, 0
+    while ending or any(ready):
+        for ended in ending.pop(slot, ()):
+            offer_next(ended)
+        for rank, waiting in enumerate(ready):
+            if waiting and free_from[rank] <= slot:
+                what = heappop(waiting)[-1]
+                rows[rank].append(what)
+                free_from[rank] = slot + slots[what.kind]
+                ending.setdefault(free_from[rank], []).append(what)
+        slot = min(ending, default=slot)  # nothing changes before
+    return rows
 
 
 @lru_cache(maxsize=4)  # a partition search asks for the same order several times
@@ -97,27 +130,49 @@ def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
     def rank_of(stage: int, _: int) -> int:
         return _rank_of(stage, p)
 
+    repeated = (_repeat(shape, *grid) for grid in grids(costs))
+    others = (_grid(shape, slots) for slots in (2,))
+    return ends_first(_grid(shape, 1), repeated, others, rank_of, costs, limit, PULLS)
+
+
+def ends_first(
+    rows: Rows,
+    repeated: Iterable[Rows],
+    others: Iterable[Rows],
+    rank_of: RankOf,
+    costs: StageCosts,
+    limit: int,
+    pulls: Sequence[Pull],
+) -> Rows:
+    """The order that ends first: of all given ones, and of the first and the repeated ones with passes pulled forward.
+
+    Args:
+        repeated, others: made only while there is work left to spend.
+        limit: chunk activations on a rank.
+    """
+
     def timed(rows: Rows) -> Timed:
         return time_rows(rows, rank_of, costs)
 
     def trials() -> Iterator[Timed]:
-        repeated = [_repeat(shape, *grid) for grid in grids(costs)]
-        yield from map(timed, repeated)
-        yield timed(_grid(shape, 2))
-        for base in (made, *map(timed, repeated)):
-            room = max(limit, base.peak)
-            for how in PULLS:
-                yield timed(pull_rows(base.rows, rank_of, costs, room, how))
+        bases = [made]
+        for each in repeated:
+            bases.append(timed(each))
+            yield bases[-1]
+        yield from map(timed, others)
+        for base in bases:
+            for how in pulls:
+                yield timed(pull_rows(base.rows, rank_of, costs, max(limit, base.peak), how))
 
-    made = timed(_grid(shape, 1))
+    made = timed(rows)
     return shortest(made, trials(), limit).rows
 
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
-    """A wave a period. Groups of microbatches go through a wave, then through the next.
+    """One wave per period; groups of microbatches go through one wave, then through the next.
 
-    A group is as large as it must be, so that its first microbatch is back when its last has set off.
+    A group is just large enough that its first microbatch is back when its last has started.
     """
     p, waves = shape.num_ranks, shape.chunks_per_rank // 2
     wave = range(2 * p)
@@ -141,45 +196,3 @@ def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
 def _rank_of(stage: int, p: int) -> int:
     chunk, place = divmod(stage, p)
     return p - 1 - place if chunk % 2 else place
-
-
-class _Greedy:
-    """One step on a grid of slots: a free rank takes an action that is ready."""
-
-    def __init__(self, shape: Shape, backward_slots: int) -> None:
-        self.p, self.num_stages = shape.num_ranks, shape.num_stages
-        self.slots = {Kind.F: 1, Kind.B: backward_slots}
-        self.ready: list[list[tuple[int, int, int, Action]]] = [[] for _ in range(self.p)]
-        self.ending: dict[int, list[Action]] = {}  # slot -> actions that have ended when it begins
-        for microbatch in range(shape.num_microbatches):
-            self._offer(Action(Kind.F, 0, microbatch))
-
-    def rows(self) -> list[list[Action]]:
-        rows: list[list[Action]] = [[] for _ in range(self.p)]
-        free_from, slot = [0] * self.p, 0
-        while self.ending or any(self.ready):
-            for ended in self.ending.pop(slot, ()):
-                self._pass_on(ended)
-            for rank, ready in enumerate(self.ready):
-                if ready and free_from[rank] <= slot:
-                    action = heappop(ready)[-1]
-                    rows[rank].append(action)
-                    free_from[rank] = slot + self.slots[action.kind]
-                    self.ending.setdefault(free_from[rank], []).append(action)
-            slot = min(self.ending, default=slot)  # nothing changes before
-        return rows
-
-    def _offer(self, action: Action) -> None:
-        microbatch = action.microbatch or 0
-        backward = action.kind is Kind.B
-        order = (0, microbatch, -action.stage) if backward else (1, -action.stage, microbatch)
-        heappush(self.ready[_rank_of(action.stage, self.p)], (*order, action))
-
-    def _pass_on(self, ended: Action) -> None:
-        """Make the action ready that waited for this one."""
-        if ended.kind is Kind.F and ended.stage == self.num_stages - 1:
-            self._offer(ended._replace(kind=Kind.B))
-        elif ended.kind is Kind.F:
-            self._offer(ended._replace(stage=ended.stage + 1))
-        elif ended.stage:
-            self._offer(ended._replace(stage=ended.stage - 1))

@@ -1,22 +1,23 @@
-"""ACCO: data parallelism whose sums and steps hide behind compute; an update takes two rounds, the first one a trial.
+"""ACCO: data parallelism whose sums and steps hide behind compute; each update takes two rounds, the first a trial.
 
-A round runs half of an update's microbatches. While round h runs, lane net adds up the gradients of round h - 1,
-steps, and gathers new weights, which round h + 1 reads. The gradient of a first half is a guess at that of the whole
-update, so its step is a trial: what it makes is gathered and read, and then weights, moments and count are as before.
+A round runs half of an update's microbatches. While round h runs, lane net sums the gradients of round h - 1, steps,
+and gathers the new weights, which round h + 1 reads. The gradient of a first half estimates that of the whole update,
+so its step is a trial: its weights are gathered and read, and then weights, moments and step count are restored.
 
     trial     theta~_{t+1} = Opt(theta_t, g~_t)              g~_t: first half of update t, at theta~_t
     step      theta_{t+1}  = Opt(theta_t, g~_t + g_t)        g_t: second half of update t, at theta_t
 
-Versions count rounds: an odd one is a trial, an even one stays, and round h reads version h - 1 (policy `trial`). With
-2 devices, 2 stages and two updates of 4 microbatches, device 0:
+Versions count rounds: odd ones are trials, even ones stay, and round h reads version h - 1 (policy `trial`). With 2
+devices, 2 stages and two updates of 4 microbatches, device 0:
 
     compute   0F0 1F0 1B0 0B0 0F2 1F2 1B2 0B2 0F4 1F4 1B4 0B4 0F6 1F6 1B6 0B6
     net       0UNSHARD@0 1UNSHARD@0 0UNSHARD@0 1UNSHARD@0 | 1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD
               0STEP@1 0UNSHARD@1 1UNSHARD@1 | ... 0STEP@2 0UNSHARD@2 1UNSHARD@2 | ... 0STEP@3 | ... 0STEP@4
 
-Both halves are means over their own microbatches, and the step takes the mean of the two. Each device has a shard of
-masters, moments and of the gradient of the first half, which waits for the second; a trial keeps a copy of what it is
-going to put back. In a round 2 (n - 1) / n elements a parameter go over the links, as in ZeRO-1; an update takes two.
+Each half is the mean over its own microbatches, and the step takes the mean of the two. Each device has a shard of
+masters, moments and of the first half's gradient, which waits for the second; during a trial it also keeps a copy of
+what it restores. A round moves 2 (n - 1) / n elements a parameter over the links, as in ZeRO-1; an update has two
+rounds.
 
 Source: Nabli et al., "ACCO: Accumulate while you Communicate" (arXiv 2406.02613), after a description of its released
 code.
@@ -25,7 +26,7 @@ code.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.data_parallel.data_parallel import whole_microbatches
+from baselines.data_parallel.data_parallel import own_stages, whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
@@ -36,7 +37,7 @@ ROUNDS = 2  # of an update
 
 
 def _lower(order: Schedule, *, prefetch: int) -> Schedule:
-    """The order with all that lane net does beside it."""
+    """The order with the actions of lane net."""
     devices = range(order.shape.num_ranks)
     rows = tuple({"compute": order.compute(device), "net": tuple(_net(order, device))} for device in devices)
     return replace(order, rows=rows)
@@ -46,11 +47,7 @@ def _lower(order: Schedule, *, prefetch: int) -> Schedule:
     "acco", source="Nabli et al., arXiv 2406.02613", looped=True, rounds=ROUNDS, lower=_lower, whole_microbatches=True
 )
 def acco(shape: Shape) -> Schedule:
-    """The order of data parallelism, of one round after another; the shape's steps are rounds.
-
-    Raises:
-        ValueError: if the devices cannot share the microbatches of a round evenly.
-    """
+    """The order of data parallelism, of one round after another; the shape's steps are rounds."""
     p, m = shape.num_ranks, shape.num_microbatches
     if m % p:
         more = m + -m % p
@@ -62,7 +59,7 @@ def acco(shape: Shape) -> Schedule:
 
 
 def _net(order: Schedule, device: int) -> Iterator[Action]:
-    """Weights for two rounds; then behind each round its sums, its steps, and weights for the next but one."""
+    """Gather weights for two rounds; after each round sum, step, and gather for the round after the next."""
     stages, num_rounds = range(order.shape.num_stages), order.shape.num_steps
     yield from _gathers(order, 0)
     for number in range(num_rounds):
@@ -71,8 +68,7 @@ def _net(order: Schedule, device: int) -> Iterator[Action]:
         for stage in reversed(stages):
             yield Action(Kind.REDUCE_GRAD, stage)
             yield Action(Kind.RESHARD, stage)
-        own = (stage for stage in reversed(stages) if stage % order.shape.num_ranks == device)
-        yield from (Action(Kind.STEP, stage, version=number + 1) for stage in own)
+        yield from (Action(Kind.STEP, stage, version=number + 1) for stage in own_stages(order.shape, device))
         if number + ROUNDS < num_rounds:
             yield from _gathers(order, number + ROUNDS)
 

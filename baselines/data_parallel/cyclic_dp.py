@@ -1,31 +1,31 @@
-"""Cyclic data parallelism: workers with whole microbatches that begin two slots apart, one step late.
+"""Cyclic data parallelism: workers that run whole microbatches and start two slots apart; gradients are one step late.
 
-There are as many workers as stages. A slot is a forward or a backward of one stage; worker i begins each microbatch two
-slots after worker i - 1, so that every stage is run by one worker at a time. With 3 workers and 2 steps, in slots:
+There are as many workers as stages. A slot is a forward or a backward of one stage; worker i starts each microbatch two
+slots after worker i - 1, so that only one worker runs a stage at a time. With 3 workers and 2 steps, in slots:
 
     worker 0   0F0 1F0 2F0 2B0 1B0 0B0 0F3 1F3 2F3 2B3 1B3 0B3
     worker 1           0F1 1F1 2F1 2B1 1B1 0B1 0F4 1F4 2F4 2B4 1B4 0B4
     worker 2                   0F2 1F2 2F2 2B2 1B2 0B2 0F5 1F5 2F5 2B5 1B5 0B5
 
-A worker waits (`1WAIT0`) for the second forward of the one before it, and nothing else holds it back: where all passes
-are equal, N workers hold N (N + 1) / 2 stage inputs together at any time once all have begun, and never more. In data
-parallelism, where all begin at once, they come to N^2. Where a backward takes as long as k - 1 forwards, `stagger=k`
-keeps workers evenly apart, with the same count.
+A worker waits (`1WAIT0`) for the second forward of the worker before it, and for nothing else. If all passes are
+equally long, N workers together hold at most N (N + 1) / 2 stage inputs, and exactly that many once all have started.
+In data parallelism, where all start at once, they hold N^2. If a backward takes as long as k - 1 forwards, `stagger=k`
+keeps the workers evenly apart, with the same count.
 
-Worker 0 begins a step before worker N - 1 has ended the one before. All gradients of a step are therefore taken at the
-weights of the step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}). With `newest`
-(CDP-v2) worker i takes theta_t of a stage where it is out when the worker comes to it, for s + i >= N - 1, and
-theta_{t-1} of the others: worker 0 has one new stage, worker N - 1 all. Its weights come just before they are used.
+Worker 0 starts a step before worker N - 1 has ended the one before. So all gradients of a step use the weights of the
+step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}). With `newest` (CDP-v2) worker i
+reads theta_t of stage s if that is ready when the worker comes to it, which holds for s + i >= N - 1, and theta_{t-1}
+otherwise: worker 0 has one new stage, worker N - 1 all. These weights come just before they are used.
 
-A stage's gradient goes from worker to worker, each adding its own, instead of an all-reduce; from the last one it goes
-home. Stage s is at home on worker N - 1 - s, which has its master weights and optimizer state, steps it right before it
-runs it forward, and hands it to worker 0; from there it goes from worker to worker as well (v2: to worker N - s, and
-so on round the ring). A worker keeps a copy of the model, always N stages: after the backward of one it lets that go,
-and takes another for the next step. With m = k N microbatches a worker runs k of them a step. In a step N (N - 1)
-weights of a stage go over the links and k N^2 - 1 sums; for k = 1 that is (N - 1) (2 N + 1) stages, in an all-reduce of
-data parallelism 2 N (N - 1).
+Instead of an all-reduce, a stage's gradient goes from worker to worker, each adding its own, and from the last one to
+the stage's home. The home of stage s is worker N - 1 - s, which has its master weights and optimizer state, steps it
+just before its next forward, and sends it to worker 0; from there it goes from worker to worker (v2: to worker N - s,
+and on round the ring). A worker always keeps a copy of all N stages: after a stage's backward it frees that copy and
+loads the next step's. With m = k N microbatches a worker runs k of them a step. A step sends N (N - 1) weights of a
+stage and k N^2 - 1 sums over the links; for k = 1 that is (N - 1) (2 N + 1) stages, where the all-reduce of data
+parallelism sends 2 N (N - 1).
 
-Ours: where stages are at home, and k.
+Ours: the home of each stage, and k.
 
 Source: after the abstract of Fournier and Oyallon, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural
 Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Counts are derived.
@@ -34,29 +34,31 @@ Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Count
 from collections.abc import Iterator
 from dataclasses import replace
 
+from baselines.data_parallel.data_parallel import through_all
+from baselines.data_parallel.weipipe import passed_on
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.edges import version_read
-from rpbench.ir.waits.visits import Visit, visits_of
-from rpbench.passes.peer_lanes import check_slices, microbatch_of, step_at_home, sums
+from rpbench.ir.waits.visits import visits_of
+from rpbench.passes.peer_lanes import check_slices, step_at_home, sums
 from rpbench.registry import schedule
 
 
 def home(stage: int, num_workers: int) -> int:
-    """The worker that has the master weights of a stage, and the stage of a worker: the same both ways."""
+    """The worker that has a stage's master weights; likewise the stage whose home a worker is."""
     return num_workers - 1 - stage
 
 
 def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Schedule:
-    """The order with the step of every stage at home, weights that come (lane h2d) and sums that go (lane d2h)."""
+    """The order with every stage's STEP at its home, loads of weights (lane h2d) and stores of sums (lane d2h)."""
     p, loads = order.shape.num_ranks, _loads_before_use if newest else _loads
     stepped = step_at_home(order, [home(worker, p) for worker in range(p)], before_use=True)
     index = Index(stepped)
     rows = []
     for worker, visits in enumerate(visits_of(index)):
-        goes = tuple(sums(visits, lambda visit: _goes_to(index, visit)))
+        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
         rows.append({"compute": stepped.compute(worker), "h2d": tuple(loads(order, worker)), "d2h": goes})
     return replace(stepped, rows=tuple(rows))
 
@@ -66,12 +68,8 @@ def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedu
     """Worker i of N runs microbatches i, i + N, i + 2 N, ... of every step.
 
     Args:
-        newest: a worker takes the new weights of a stage where they are out when it comes there first in a step (v2).
-        stagger: forwards of the worker before that are over when a worker begins.
-
-    Raises:
-        ValueError: if there is not one stage for each worker, they cannot share the microbatches evenly, or a
-            microbatch has fewer forwards.
+        newest: a worker reads new weights of a stage if they are ready when it first comes there in a step (v2).
+        stagger: a worker starts after this many forwards of the worker before it.
     """
     check_slices("cyclic_dp", shape)
     p = shape.num_ranks
@@ -89,12 +87,11 @@ def _step(p: int, worker: int, batch: range, stagger: int) -> Iterator[Action]:
     for microbatch in batch[worker::p]:
         if worker:
             yield Action(Kind.WAIT, stagger - 1, microbatch - 1)
-        yield from (Action(Kind.F, stage, microbatch) for stage in range(p))
-        yield from (Action(Kind.B, stage, microbatch) for stage in reversed(range(p)))
+        yield from through_all(p, [microbatch])
 
 
 def _loads(order: Schedule, worker: int) -> Iterator[Action]:
-    """A copy of every stage for every step; when one is let go, another comes for the next step."""
+    """Load a copy of every stage for every step; a copy that is freed makes room for one of the next step."""
     stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
     yield from (_load(order, stage, worker, 0) for stage in stages)
     for step in range(1, num_steps + 1):
@@ -105,7 +102,7 @@ def _loads(order: Schedule, worker: int) -> Iterator[Action]:
 
 
 def _loads_before_use(order: Schedule, worker: int) -> Iterator[Action]:
-    """Loads and frees of a worker that loads all copies of a step as it begins: some are made just then."""
+    """Load all copies of a step as it begins, because some weights are made only then."""
     stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
     for step in range(num_steps):
         yield from (_load(order, stage, worker, step) for stage in stages if stage or not step)
@@ -116,16 +113,9 @@ def _loads_before_use(order: Schedule, worker: int) -> Iterator[Action]:
 
 
 def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
-    """From the worker before, and at home from there; the first worker's from home, too, unless it goes round (v2)."""
+    """Load from the worker before; the home, and the first worker unless weights go round (v2), from the home."""
     shape, at_home = order.shape, home(stage, order.shape.num_ranks)
     version = version_read(order.policy, shape, step * shape.num_microbatches + worker, stage)
     goes_round = order.policy is Policy.CYCLIC and step > 0
     peer = (worker - 1) % shape.num_ranks if worker or goes_round else at_home
     return Action(Kind.LOAD, stage, version=version, object="P", peer=at_home if worker == at_home else peer)
-
-
-def _goes_to(index: Index, visit: Visit) -> int:
-    """The worker that takes the sum of a stage's gradients: the next one, in the end its home."""
-    p, m = index.shape.num_ranks, index.shape.num_microbatches
-    is_last = microbatch_of(index, visit) % m == m - 1
-    return home(visit.stage, p) if is_last else (visit.device + 1) % p

@@ -1,26 +1,27 @@
-"""Data parallelism: every device holds the whole model, runs its share of the microbatches, and gradients are summed.
+"""Data parallelism: every device holds the whole model and runs its part of the microbatches; gradients are summed.
 
-A device runs a microbatch forth and back before the next one; the gradients of its microbatches add up where they are
-made, and those of all devices in device order, as an all-reduce after the last of a step. With 3 devices, 2 stages
-and 6 microbatches:
+A device runs a microbatch forward and backward before the next one. It sums the gradients of its own microbatches, and
+an all-reduce after the last one of a step sums those of all devices in device order. With 3 devices, 2 stages and 6
+microbatches:
 
     device 0   0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1      net   1REDUCE_GRAD 0REDUCE_GRAD
     device 1   0F2 1F2 1B2 0B2 0F3 1F3 1B3 0B3      net   1REDUCE_GRAD 0REDUCE_GRAD
     device 2   0F4 1F4 1B4 0B4 0F5 1F5 1B5 0B5      net   1REDUCE_GRAD 0REDUCE_GRAD
 
-A stage is what is reduced at a time (a bucket); its all-reduce runs beside the backward of the stages below. With n
-devices a step moves 2 (n - 1) / n elements a parameter and device, and a device holds 16 bytes a parameter.
+A stage is the unit of reduction (a bucket); its all-reduce runs beside the backward of the stages below. With n devices
+a step moves 2 (n - 1) / n elements a parameter and device, and a device holds 16 bytes a parameter.
 
-In the engine every replica has weights, masters and moments of its own; they are the same bit for bit after every step,
-because an all-reduce gives all the same sum. One STEP stands for those of all replicas.
+In the engine every replica has its own weights, masters and moments. They are equal bit for bit after every step,
+because an all-reduce gives all replicas the same sum. One STEP stands for the steps of all replicas.
 
-The order is that of every method whose devices run whole microbatches: `zero_2`, `zero_3`, `zero_offload` and
-`zero_infinity` move other things beside it.
+Every method whose devices run whole microbatches has this order: `zero_2`, `zero_3`, `zero_offload` and `zero_infinity`
+only move other things beside it.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB'20, section 3.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
@@ -35,25 +36,37 @@ def whole_microbatches(shape: Shape, name: str, policy: Policy = Policy.FLUSH) -
     Raises:
         ValueError: if the devices cannot share the microbatches of a step evenly.
     """
-    p, m = shape.num_ranks, shape.num_microbatches
-    if m % p:
-        raise ValueError(
-            f"{name} deals {m} microbatches to {p} replicas: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
-    everywhere = (tuple(range(p)),) * shape.num_stages
-    rows = step_rows(shape, lambda device, batch: _step(shape, batch[device * m // p : (device + 1) * m // p]))
+    check_even(name, shape, "replicas")
+    everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages
+    rows = step_rows(shape, lambda device, batch: through_all(shape.num_stages, own_part(shape, device, batch)))
     return Schedule(shape, rows, name=name, policy=policy, placement=everywhere)
 
 
-def _step(shape: Shape, own: range) -> Iterator[Action]:
-    stages = range(shape.num_stages)
+def check_even(name: str, shape: Shape, devices: str = "devices") -> None:
+    """Raise ValueError unless the devices can share the microbatches of a step evenly."""
+    p, m = shape.num_ranks, shape.num_microbatches
+    if m % p:
+        raise ValueError(
+            f"{name} deals {m} microbatches to {p} {devices}: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+
+
+def own_part(shape: Shape, device: int, batch: range) -> range:
+    """A device's microbatches of a step: as many in a row as every other device has."""
+    each = shape.num_microbatches // shape.num_ranks
+    return batch[device * each : (device + 1) * each]
+
+
+def through_all(num_stages: int, microbatches: Iterable[int], part: int = 0) -> Iterator[Action]:
+    """Each microbatch in turn: its forwards through all stages, then its backwards."""
+    stages = range(num_stages)
     both_ways = [(Kind.F, stage) for stage in stages] + [(Kind.B, stage) for stage in reversed(stages)]
-    return (Action(kind, stage, microbatch) for microbatch in own for kind, stage in both_ways)
+    return (Action(kind, stage, microbatch, part) for microbatch in microbatches for kind, stage in both_ways)
 
 
 def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
-    """The order with a STEP of every stage: on device s mod p behind its work of the step, or on its host lane.
+    """The order with a STEP of every stage: on device s mod p after its work of the step, or on its host lane.
 
     Each device updates its own shard of the optimizer state; one STEP stands for all shards. A device has 1/p of
     the stages' steps in its lane, which is as much work as its own shard of every stage.
@@ -61,7 +74,7 @@ def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
     shape = order.shape
     rows: list[dict[str, Row]] = []
     for device in range(shape.num_ranks):
-        own = [stage for stage in reversed(range(shape.num_stages)) if stage % shape.num_ranks == device]
+        own = own_stages(shape, device)
         per_step = len(order.compute(device)) // shape.num_steps
         compute, host = list[Action](), list[Action]()
         for step in range(shape.num_steps):
@@ -69,14 +82,21 @@ def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
             for stage in own:
                 (host if stage in on_host else compute).append(Action(Kind.STEP, stage, version=step + 1))
         rows.append({"compute": tuple(compute), **({"host": tuple(host)} if host else {})})
-    return Schedule(shape, tuple(rows), order.name, order.policy, order.weights, order.placement, order.partition)
+    return replace(order, rows=tuple(rows))
 
 
-def _lower(order: Schedule, *, prefetch: int) -> Schedule:
-    return shard(with_steps(order), parameters=None, gradients="step")
+def own_stages(shape: Shape, device: int) -> list[int]:
+    """The stages whose steps stand on a device's lanes, last first."""
+    return [stage for stage in reversed(range(shape.num_stages)) if stage % shape.num_ranks == device]
 
 
-@schedule("data_parallel", source="Li et al., VLDB'20, section 3", looped=True, lower=_lower, whole_microbatches=True)
+@schedule(
+    "data_parallel",
+    source="Li et al., VLDB'20, section 3",
+    looped=True,
+    lower=lambda order, *, prefetch: shard(with_steps(order), parameters=None, gradients="step"),
+    whole_microbatches=True,
+)
 def data_parallel(shape: Shape) -> Schedule:
     """A device holds the inputs of all stages of one microbatch."""
     return whole_microbatches(shape, "data_parallel")

@@ -1,9 +1,9 @@
-"""TawPipe: every slice of the model stays on the rank that owns it, and goes to the others for a turn at a time.
+"""TawPipe: every slice of the model stays on the rank that owns it; the others get a copy for one turn at a time.
 
 The layers are cut into p slices, and every rank runs all of them for its own microbatches, r, r + p, r + 2p, ..., one
-microbatch after another. Ranks form Q `groups` of q = p / Q, a node each. Slice i is owned by rank
-(i mod Q) q + floor(i / Q), so that successive slices are in successive groups. With 4 ranks, 2 groups and 4
-microbatches (slices 0 to 3 are owned by ranks 0, 2, 1, 3):
+microbatch after another. Ranks form Q `groups` of q = p / Q ranks, one group a node. Rank (i mod Q) q + floor(i / Q)
+owns slice i, so that successive slices are in successive groups. With 4 ranks, 2 groups and 4 microbatches (ranks 0, 2,
+1, 3 own slices 0 to 3):
 
     rank 0   0F0   1F0 2F0 3F0 3B0 2B0 1B0 0B0
     rank 1   0F1   1F1 2F1 3F1 3B1 2B1 1B1 0B1
@@ -14,20 +14,19 @@ microbatches (slices 0 to 3 are owned by ranks 0, 2, 1, 3):
                 place in it, and from there to the others of that group
     gradients   in the owner's group, to the owner; in another one, to its first rank, which sends the sum to the owner
 
-The slice of the next turn comes beside the work of this one. An owner runs its own slice on what it keeps. Owner and
-optimizer state never move; a rank holds three slices of weights (its own, the one it runs, the next one) and three of
-gradients. A step of G = m/p microbatches a rank takes 3 (Q - 1) slices across groups for each of the G p turns, forth,
-back and for gradients: 3 (Q - 1) G model sizes.
+The slice of the next turn arrives during this turn. An owner runs its own slice on the weights that it keeps. Ownership
+and optimizer state never move. A rank holds three slices of weights (its own, the current one, the next one) and three
+of gradients. In a step of G = m/p microbatches a rank, 3 (Q - 1) slices cross groups in each of the G p turns (forward,
+backward, gradients): 3 (Q - 1) G model sizes.
 
-Group g starts g turns later, so that in a turn each group takes from another one: a rank waits (0WAIT0) for the first
-forward of the rank in its place in the group before, and then follows its own pace. A step takes
-G p (f + b) + (Q - 1) f for the times f and b of one slice, and the time h of the first slice over a link more where a
-group has several ranks, if h is no longer than f / 2. If all ranks waited for one another after every turn, and b is
-not less than f, a turn in which any group goes back would last b, and the bubble would be
-(Q - 1) (G b - (G - 1) f).
+Group g starts g turns later, so that in each turn the groups load from different groups. A rank waits (0WAIT0) for the
+first forward of the rank at its place in the group before, and then follows its own pace. A step takes G p (f + b) + (Q
+- 1) f for the times f and b of one slice, and where a group has several ranks the time h of the first slice over a link
+more, if h is at most f / 2. If all ranks waited for one another after every turn, and b were at least f, each turn in
+which any group runs a backward would last b, and the bubble would be (Q - 1) (G b - (G - 1) f).
 
-Ours: sums inside a group are added in the order of microbatches; embedding and head travel with the first and the last
-slice; a group waits for the one before once a step, where the release has idle turns.
+Ours: gradients inside a group are summed in the order of microbatches; embedding and head travel with the first and the
+last slice; a group waits for the one before once a step, where the released code has idle turns.
 
 Source: Wu et al., "TawPipe: Topology-Aware Weight Pipeline Parallelism for Accelerating Long-Context Large Models
 Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms are derived from that order.
@@ -36,6 +35,7 @@ Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms ar
 from collections.abc import Iterator
 from dataclasses import replace
 
+from baselines.data_parallel.data_parallel import through_all
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Shape, step_rows
@@ -50,7 +50,7 @@ def owner(stage: int, num_ranks: int, groups: int) -> int:
 
 
 def _comes_from(rank: int, stage: int, p: int, groups: int) -> int:
-    """The rank that another one takes a slice from."""
+    """The rank that `rank` loads a slice from."""
     size, home = p // groups, owner(stage, p, groups)
     if rank // size == home // size:
         return home
@@ -59,7 +59,7 @@ def _comes_from(rank: int, stage: int, p: int, groups: int) -> int:
 
 
 def _goes_to(rank: int, stage: int, p: int, groups: int) -> int:
-    """The rank that takes a rank's gradient of a slice."""
+    """The rank that gets the gradient of a slice from `rank`."""
     size, home = p // groups, owner(stage, p, groups)
     first = rank // size * size
     return home if first == home // size * size or rank == first else first
@@ -69,7 +69,7 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
     """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h).
 
     Args:
-        prefetch: slices that come ahead of the one that runs; a rank has one buffer more than that.
+        prefetch: slices loaded ahead of the current one; a rank has one buffer more.
 
     Raises:
         ValueError: if it is negative.
@@ -98,14 +98,10 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
     gathers={},
 )
 def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
-    """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forth and back.
+    """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forward and backward.
 
     Args:
-        groups: of ranks, as many as there are nodes; 1: one node, where slices are broadcast and nothing is relayed.
-
-    Raises:
-        ValueError: if the ranks cannot form so many equal groups, there is not one slice for each rank, or the ranks
-            cannot share the microbatches evenly.
+        groups: number of groups of ranks, one a node; with 1, slices are broadcast and nothing is relayed.
     """
     p = shape.num_ranks
     if type(groups) is not int or groups < 1 or p % groups:
@@ -119,6 +115,4 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
 def _step(batch: range, rank: int, p: int, size: int) -> Iterator[Action]:
     if rank >= size:
         yield Action(Kind.WAIT, 0, batch[rank - size])
-    for microbatch in batch[rank::p]:
-        yield from (Action(Kind.F, stage, microbatch) for stage in range(p))
-        yield from (Action(Kind.B, stage, microbatch) for stage in reversed(range(p)))
+    yield from through_all(p, batch[rank::p])

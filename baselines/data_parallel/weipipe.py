@@ -1,39 +1,40 @@
 """WeiPipe: weights go round a ring of ranks, activations stay where they are made.
 
-The layers are cut into p slices. Every rank runs all of them for its own microbatches, r, r + p, r + 2p, ...; slices
-travel from rank r to rank r + 1, and with them the gradients, to which each rank adds its own. A rank interleaves the
+The layers are cut into p slices. Every rank runs all of them for its own microbatches, r, r + p, r + 2p, ...; slices go
+from rank r to rank r + 1 together with their gradients, to which each rank adds its own. A rank interleaves the
 backward of a microbatch with the forward of its next one, backward first. With 3 ranks and 6 microbatches:
 
     rank 0   0F0 1F0 2F0 2B0 0F3 1B0 1F3 0B0 2F3 2B3 1B3 0B3
     rank 1       0F1 1F1 2F1 2B1 0F4 1B1 1F4 0B1 2F4 2B4 1B4 0B4
     rank 2           0F2 1F2 2F2 2B2 0F5 1B2 1F5 0B2 2F5 2B5 1B5 0B5
 
-Slice s is at home on rank -s mod p, which has its master weights and optimizer state. Two rings turn at once (turns
-t = 1, 2, ... of the forward one, u = 1, 2, ... of the backward one):
+The home of slice s is rank -s mod p, which has its master weights and optimizer state. Two rings turn at once (turns t
+= 1, 2, ... of the forward ring, u = 1, 2, ... of the backward ring):
 
     forward    rank r runs slice (t - 1 - r) mod p; where that is its own it copies it from its master weights
     backward   rank r runs slice (r - u) mod p, and hands it and its gradient to rank r + 1
 
-The last microbatch's gradient goes home. A rank holds p kept inputs at most, one microbatch's. What it receives in a
-step of G = m/p microbatches a rank: G (p - 1) slices forward, G p backward, G p sums.
+The gradient of the last microbatch goes home. A rank holds at most p stage inputs, those of one microbatch. In a step
+of G = m/p microbatches a rank receives G (p - 1) slices forward, G p backward, and G p gradient sums.
 
-In lockstep, a barrier after every turn, a step takes (m + p - 1)(f + b) for the times f and b of one slice: the bubble
-of 1F1B. Without a barrier rank r starts when the first slice has come to it, after r transfers. All ranks are then at
-about the same place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch: with
-links that keep up, `buffers` n and two microbatches a rank and more, a step waits max(0, (p - n)(f + b) + b). The
-released code has four, two for each ring.
+With a barrier after every turn, a step takes (m + p - 1)(f + b) for the times f and b of one slice: the bubble of 1F1B.
+Without a barrier rank r starts when the first slice reaches it, after r transfers. All ranks are then at about the same
+place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch. With links that
+keep up, n `buffers` and at least two microbatches a rank, a step waits max(0, (p - n)(f + b) + b). The released code
+has four buffers, two for each ring.
 
-The released code turns its backward ring the other way, from r to r - 1. For more than two ranks a rank then meets a
-slice it is not to run; all slices have one shape, so the code runs (`tests/schedules/test_weipipe.py` replays both).
+The released code turns its backward ring the other way, from r to r - 1. With more than two ranks a rank then gets a
+slice that it should not run. All slices have one shape, so the code runs all the same
+(`tests/schedules/test_weipipe.py` replays both).
 
-Ours: an idle rank hands nothing on, its successor takes the slice from where it is at home; embedding and head travel
-with the first and the last slice, where the release has copies on all ranks and adds up their gradients once.
+Ours: an idle rank forwards nothing, and its successor loads the slice from its home. Embedding and head travel with the
+first and the last slice, where the released code has copies on all ranks and sums their gradients once.
 
 Source: Lin et al., "WeiPipe: Weight Pipeline Parallelism for Communication-Effective Long-Context Large Model
-Training", PPoPP'25: its interleaved variant, as in the released code but for the ring above.
+Training", PPoPP'25: its interleaved variant, as in the released code except for the ring above.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,14 +52,14 @@ def home(stage: int, num_ranks: int) -> int:
 
 
 def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
-    """The order with a step of every slice at home, and what goes round: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
+    """The order with every slice's STEP at its home, and both rings: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
     p = order.shape.num_ranks
     stepped = step_at_home(order, [home(rank, p) for rank in range(p)])  # `home` is its own inverse
     index = Index(stepped)
     rows = []
     for rank, visits in enumerate(visits_of(index)):
         comes = tuple(loads(visits, buffers, lambda visit: _comes_from(index, visit)))
-        goes = tuple(sums(visits, lambda visit: _goes_to(index, visit)))
+        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
         rows.append({"compute": stepped.compute(rank), "h2d": comes, "d2h": goes})
     return replace(stepped, rows=tuple(rows))
 
@@ -75,11 +76,7 @@ def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step.
 
     Args:
-        buffers: slices that a rank has room for beside its own, of both rings together.
-
-    Raises:
-        ValueError: if there is not one slice for each rank, the ranks cannot share the microbatches evenly, or there is
-            no room for a slice of each ring and the one after it.
+        buffers: slices of both rings that a rank has room for beside its own.
     """
     if type(buffers) is not int or buffers < 4:
         raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")
@@ -106,8 +103,8 @@ def _comes_from(index: Index, visit: Visit) -> int:
     return home(visit.stage, p) if own_forward or is_first else (visit.device - 1) % p
 
 
-def _goes_to(index: Index, visit: Visit) -> int:
-    """The rank that runs the next microbatch, in the end the home of the slice."""
+def passed_on(index: Index, visit: Visit, home: Callable[[int, int], int]) -> int:
+    """The rank that gets a sum of gradients: the next microbatch's; after the last microbatch the slice's home."""
     p, m = index.shape.num_ranks, index.shape.num_microbatches
-    is_last = microbatch_of(index, visit) == (visit.step + 1) * m - 1
+    is_last = microbatch_of(index, visit) % m == m - 1
     return home(visit.stage, p) if is_last else (visit.device + 1) % p

@@ -1,19 +1,19 @@
-"""ZeRO-3, also FSDP: replicas keep a shard each of weights, gradients and optimizer state.
+"""ZeRO-3, also FSDP: each replica keeps a shard of weights, gradients and optimizer state.
 
-The order is that of `data_parallel`. The weights of a stage are gathered before it runs and dropped after it, forth
-and back; the gather of the next stage runs meanwhile. With 2 devices, 3 stages and 2 microbatches (row of device 0):
+The order is that of `data_parallel`. The weights of a stage are gathered before each forward and backward and dropped
+after it; the gather of the next stage runs meanwhile. With 2 devices, 3 stages and 2 microbatches (row of device 0):
 
     net       0UNSHARD 1UNSHARD 0RESHARD 2UNSHARD 1RESHARD 2UNSHARD 2RESHARD ...
     compute            0F0               1F0               2F0      2B0 ...
 
-With n devices a device holds 16/n bytes a parameter and the stages that are gathered; a microbatch a device moves
-3 (n - 1) / n elements a parameter (gather forward, gather backward, reduce-scatter). A schedule whose stages stay where
-they are sends only boundary tensors for each further microbatch. `reduce_each_microbatch=false` (no_sync) scatters
-gradients once a step and keeps them whole until then. With `offload` the shards live on the host: each is loaded
-before its gather, its gradient stored after the reduce-scatter, and the optimizer works there.
+With n devices a device holds 16/n bytes a parameter and the gathered stages; each microbatch of a device moves 3 (n -
+1) / n elements a parameter (gather forward, gather backward, reduce-scatter). A schedule whose stages stay in place
+sends only boundary tensors for each further microbatch. `reduce_each_microbatch=false` (no_sync) keeps gradients whole
+and scatters them once a step. With `offload` the shards live on the host: each is loaded before its gather, its
+gradient is stored after the reduce-scatter, and the optimizer runs on the host.
 
-The last stage's weights leave between its forward and its backward like all others, so the engine runs the head again,
-which FSDP does not: it keeps the head's graph and fills the same memory anew.
+The last stage's weights are dropped between its forward and its backward like all others, so the engine runs the head
+again. FSDP does not: it keeps the head's graph and fills the same memory anew.
 
 Source: Rajbhandari et al., "ZeRO", SC'20, sections 5 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully
 Sharded Data Parallel", VLDB'23, sections 3 and 4.
@@ -32,7 +32,7 @@ def fully_sharded(
     """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there.
 
     Args:
-        ssd: as of `rpbench.passes.offload.keep_on_ssd`.
+        ssd: as in `rpbench.passes.offload.keep_on_ssd`.
     """
     per = "visit" if reduce_each_microbatch else "step"
     steps = with_steps(order, on_host=range(order.shape.num_stages) if offload else ())

@@ -1,1 +1,1 @@
-"""Weights, optimizer state or activations at home on the host."""
+"""Weights, optimizer state or activations that live on the host."""

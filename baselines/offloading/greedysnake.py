@@ -1,27 +1,27 @@
-"""GreedySnake: a model that lives outside the device goes through it once forth and once back, whatever the batch.
+"""GreedySnake: a model outside the device passes through it once forward and once backward, for any batch size.
 
-All microbatches of a layer run before the next layer does (vertical order), so that weights come twice a step and a
-gradient leaves once, where a microbatch after another (horizontal order: `zero_infinity` with several microbatches)
-loads weights twice for each. The price is boundary tensors: what a layer hands to the next waits outside as well. The
-order of the microbatches turns at every layer, so that the last tensor of one is the first the next one reads and
-stays. With 3 layers and 4 microbatches on one device:
+All microbatches of a layer run before the next layer does (vertical order), so that weights are loaded twice a step and
+a gradient is stored once. In horizontal order, one microbatch after another (`zero_infinity` with several
+microbatches), weights are loaded twice for each microbatch. In return boundary tensors wait outside the device as well.
+The order of the microbatches reverses at every layer, so that the last tensor of one layer is the first that the next
+one reads and need not leave. With 3 layers and 4 microbatches on one device:
 
     h2d       0LOAD:P 1LOAD:P          1RECV_F2 1RECV_F1 1RECV_F0 2LOAD:P ...
     compute           0F0 0F1 0F2 0F3  1F3 1F2 1F1 1F0  2F0 2F1 2F2 2F3  2B3 2B2 2B1 2B0  1B0 1B1 1B2 1B3  0B3 ...
     d2h               0SEND_F0 0SEND_F1 0SEND_F2        1SEND_F3 ...
     host                                                                  2STEP@1 ...
 
-The host steps a layer when its gradient has come. Of the layers' steps the fraction `delayed` is put off: they run in
-the order in which the next forward needs them, beside it, and no forward reads an old weight.
+The host steps a layer when its gradient has arrived. `delayed` is the fraction of the layers whose step is put off:
+these steps run beside the next forward, in the order in which it needs them, and no forward reads an old weight.
 
 For W bytes of weights, L layers, n microbatches and boundary tensors of C bytes a step moves: 2W of weights and one
-gradient; n (L - 1) C out and as much back as inputs of backwards; (n - 1)(L - 1) C back in the forward, and as much
-out and back of gradients. Horizontal order moves 2nW and n gradients. The device holds a layer and the next one.
+gradient; n (L - 1) C out and as much back as inputs of backwards; (n - 1)(L - 1) C back in the forward; and (n - 1)(L -
+1) C of gradients out and back. Horizontal order moves 2nW and n gradients. The device holds a layer and the next one.
 
-Ours: the turn of the order, which the name suggests; a layer's step is put off or not, where the paper puts off a part
-of each; with several devices each streams the model for its own microbatches. The paper's SSDs hold what `ssd` says:
-optimizer state, which a STEP reads and writes back, and weights, which every load reads; boundary tensors and gradients
-stay in the host's memory.
+Ours: the reversal, which the name suggests; the step of a layer is put off whole or not at all, where the paper puts
+off a part of each; with several devices each streams the model for its own microbatches. `ssd` says what the paper's
+SSDs hold: optimizer state, which a STEP reads and writes back, and weights, which every load reads. Boundary tensors
+and gradients stay in host memory.
 
 Source: Yue et al., "GreedySnake: Accelerating SSD-Offloaded LLM Training with Efficient Scheduling and Optimizer Step
 Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follows from it.
@@ -30,6 +30,7 @@ Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follow
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from baselines.data_parallel.data_parallel import check_even, own_part
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import ON_SSD, Schedule, Shape, Weights, step_rows
 from rpbench.passes.lower import add_steps
@@ -59,38 +60,23 @@ def with_host_steps(order: Schedule, place: Callable[[Action], tuple[int, ...]])
     return replace(stepped, rows=tuple(rows))
 
 
-def check_even(name: str, shape: Shape) -> None:
-    """Raise ValueError unless the devices can share the microbatches of a step evenly."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    if m % p:
-        raise ValueError(
-            f"{name} deals {m} microbatches to {p} devices: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
-
-
 @schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})
 def greedysnake(shape: Shape, *, delayed: float = 0.0, ssd: str = "none") -> Schedule:
-    """Layer by layer over all microbatches, to and fro.
+    """Layer by layer over all microbatches, whose order reverses at every layer.
 
     Args:
-        delayed: of the layers, those whose step runs beside the next forward, from 0 to 1; evenly spread.
+        delayed: fraction of the layers whose step runs beside the next forward; evenly spread.
         ssd: what lives on the host's SSDs: none, optimizer (its state), or all (weights as well).
-
-    Raises:
-        ValueError: if devices cannot share the microbatches evenly, or the fraction is none.
     """
     if isinstance(delayed, bool) or not isinstance(delayed, int | float) or not 0 <= delayed <= 1:
         raise ValueError(f"schedule.delayed={delayed}: the fraction of the layers, from 0 to 1; try 0.3")
     check_even("greedysnake", shape)
-    rows = step_rows(shape, lambda rank, batch: _step(shape, rank, batch))
+    rows = step_rows(shape, lambda rank, batch: _step(shape.num_stages, own_part(shape, rank, batch)))
     return Schedule(shape, rows, name="greedysnake", weights=Weights.STREAMED)
 
 
-def _step(shape: Shape, rank: int, batch: range) -> Iterator[Action]:
-    share, stages = shape.num_microbatches // shape.num_ranks, range(shape.num_stages)
-    own = batch[rank * share : (rank + 1) * share]
-    for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages))):
+def _step(num_stages: int, own: range) -> Iterator[Action]:
+    for kind, order in ((Kind.F, range(num_stages)), (Kind.B, reversed(range(num_stages)))):
         for stage in order:
             up = (stage % 2 == 0) == (kind is Kind.F)
             yield from (Action(kind, stage, microbatch) for microbatch in (own if up else reversed(own)))

@@ -1,27 +1,28 @@
-"""MegaTrain: a model at home on the host streams through one device layer by layer, and few inputs are kept.
+"""MegaTrain: a model in host memory streams through one device layer by layer, and few stage inputs are kept.
 
-The forward keeps the input of one layer in K (`checkpoint_interval`). The backward goes from block to block of K
-layers, the last one first: the layers of a block run forward again from the input that was kept, each making the input
-of the next (R, without a graph); then each goes back, from the last, and runs forward once more for it, with a graph.
-Every run of a layer loads it; the next one comes meanwhile into a second buffer. With 4 layers, K = 2 and 1 microbatch:
+The forward keeps the input of every K-th layer (`checkpoint_interval`). The backward goes through blocks of K layers,
+the last block first: the layers of a block run forward again from the kept input, each making the input of the next (R,
+without a graph); then each layer, from the last, runs forward once more with a graph and then backward. Every run of a
+layer loads it, while the next layer arrives in a second buffer. With 4 layers, K = 2 and 1 microbatch:
 
     h2d       0LOAD:P 1LOAD:P 2LOAD:P 3LOAD:P 2LOAD:P 3LOAD:P 3LOAD:P         2LOAD:P         0LOAD:P ...
     compute   0F0     1F0     2F0     3F0     2R0     3R0     3B0             2B0             0R0 1R0 1B0 0B0
     d2h                                                           3STORE:G        2STORE:G        1STORE:G 0STORE:G
     host                                                                                            1STEP@1 ... 0STEP@1
 
-The host's memory has master weights, optimizer state and the sum of gradients. For L layers of equal size and P bytes
-of weights a microbatch brings 3P to the device (6 bytes a parameter of 2 bytes) and sends one gradient (2 bytes). The
-work is F + R + (R + B). The device holds two layers of weights, a gradient, a layer's recomputed activations, and
-L/K + K - 1 inputs where K divides L: one a block but the first, whose input are the tokens; K - 1 of the block; that of
-the head.
+Host memory holds master weights, optimizer state and the sum of gradients. For L layers of equal size and P bytes of
+weights, a microbatch loads 3P (6 bytes a parameter of 2 bytes) and stores one gradient (2 bytes). The work is F + R +
+(R + B). The device holds two layers of weights, a gradient, the recomputed activations of a layer, and L/K + K - 1
+inputs where K divides L: one for each block but the first, whose input are the tokens; K - 1 of the current block; and
+that of the head.
 
-The output of the last R of a block is never read. The release runs it, so it is here as well.
+The output of the last R of a block is never read. The released code runs it, so it runs here as well.
 
-Ours: embedding and head are in the first and the last stage and come with them, where the release leaves them on the
-device; the head is run again in backward, whole, where the release computes it once, in chunks of 128 tokens. The host
-steps layer 0 last and layer 1 first, so that the first step waits for the backward of layer 1, not of layer 0; the next
-forward waits for all. Several devices stream the one copy of the host each for its own microbatches.
+Ours: embedding and head are in the first and the last stage and are loaded with them, where the released code leaves
+them on the device. The head runs again in backward, whole, where the released code computes it once, in chunks of 128
+tokens. The host steps layer 1 first and layer 0 last, so that the first step waits for the backward of layer 1, not of
+layer 0; the next forward waits for all steps. Several devices stream the one copy of the host, each for its own
+microbatches.
 
 Source: "MegaTrain", arXiv 2604.05091, after its released code and README; counts of bytes are derived from that order.
 """
@@ -29,7 +30,8 @@ Source: "MegaTrain", arXiv 2604.05091, after its released code and README; count
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.offloading.greedysnake import check_even, with_host_steps
+from baselines.data_parallel.data_parallel import check_even, own_part
+from baselines.offloading.greedysnake import with_host_steps
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Schedule, Shape, Weights, step_rows
 from rpbench.passes.offload import stream
@@ -46,13 +48,10 @@ def _lower(order: Schedule, *, prefetch: int, checkpoint_interval: int) -> Sched
     "megatrain", source="arXiv 2604.05091", looped=True, lower=_lower, searched={"checkpoint_interval": (4, 2, 8)}
 )
 def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
-    """A microbatch after another, forth and back by blocks.
+    """One microbatch after another, forward and then backward by blocks.
 
     Args:
-        checkpoint_interval: of so many layers one has its input kept, 2 or more.
-
-    Raises:
-        ValueError: if the devices cannot share the microbatches evenly, or the interval is no whole number above 1.
+        checkpoint_interval: the input of every so many layers is kept, 2 or more.
     """
     if type(checkpoint_interval) is not int or checkpoint_interval < 2:
         raise ValueError(
@@ -60,12 +59,11 @@ def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
             "or there is nothing to make again; try 4"
         )
     check_even("megatrain", shape)
-    share = shape.num_microbatches // shape.num_ranks
     rows = step_rows(
         shape,
         lambda device, batch: (
             action
-            for microbatch in batch[device * share : (device + 1) * share]
+            for microbatch in own_part(shape, device, batch)
             for action in _microbatch(microbatch, shape.num_stages, checkpoint_interval)
         ),
     )

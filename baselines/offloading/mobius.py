@@ -1,17 +1,17 @@
-"""Mobius: more stages than devices, all at home on the host, streamed to the devices in rotation.
+"""Mobius: more stages than devices, all kept on the host and streamed to the devices in rotation.
 
-Stage s runs on device s mod p for all microbatches of a step, forth and then back; while it runs, the weights of the
-device's next stage come. With 2 devices, 4 stages and 3 microbatches (weights of device 0 on lane h2d):
+Stage s runs on device s mod p for all microbatches of a step, first forward and later backward; meanwhile the weights
+of the device's next stage are loaded. With 2 devices, 4 stages and 3 microbatches (weights of device 0 on lane h2d):
 
     h2d        0LOAD:P 2LOAD:P         0FREE:P 2LOAD:P         2FREE:P 0LOAD:P ...
     device 0           0F0 0F1 0F2     2F0 2F1 2F2             2B0 2B1 2B2     0B0 0B1 0B2
     device 1               1F0 1F1 1F2     3F0 3F1 3F2 3B0 3B1 3B2     1B0 1B1 1B2
 
-The bubble is that of `looped_bfs`; a device holds the stage that runs and the next one. Cross mapping: neighbouring
-devices share a root complex, and their loads follow each other closely; with `num_root_complexes=c` consecutive stages
-go to different ones, device order 0, p/c, 2p/c, ..., 1, p/c + 1, ... With p = 4 and c = 2: 0 2 1 3.
+The bubble is that of `looped_bfs`; a device holds the current stage and the next one. Cross mapping: neighbouring
+devices share a root complex, and they load shortly after one another. With `num_root_complexes=c` consecutive stages go
+to different root complexes, device order 0, p/c, 2p/c, ..., 1, p/c + 1, ... With p = 4 and c = 2: 0 2 1 3.
 
-Boundary tensors and the inputs kept for recomputation go through the host. The cut is chosen by a program of its own,
+Boundary tensors and the inputs kept for recomputation go through the host. A separate program chooses the cut,
 `partition=mobius` (`rpbench/plan/mobius.py`).
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from its abstract and
@@ -41,9 +41,6 @@ def mobius(shape: Shape, *, num_root_complexes: int = 1) -> Schedule:
 
     Args:
         num_root_complexes: groups of neighbouring devices that share a way to the host; 1: deal in device order.
-
-    Raises:
-        ValueError: if the devices cannot be split into so many equal groups.
     """
     p = shape.num_ranks
     if type(num_root_complexes) is not int or num_root_complexes < 1 or p % num_root_complexes:

@@ -1,20 +1,21 @@
-"""PipeOffload: an interleaved order whose activations wait for their backward on the host.
+"""PipeOffload: an interleaved order whose activations wait on the host for their backward.
 
-What a forward leaves goes out as soon as it has run (STORE:A, lane d2h) and comes back shortly before it is used
-(LOAD:A, lane h2d, at most two ahead). With several chunks on a rank the first ones wait longest, so where only a share
-is to go, they go first: memory falls faster than traffic grows. What is needed again too soon stays: a transfer both
-ways must fit into the time between. With 2 ranks, 4 microbatches and a least gap of 2, on rank 0 with one chunk:
+The activations of a forward are stored as soon as it has run (STORE:A, lane d2h) and loaded shortly before they are
+used (LOAD:A, lane h2d, at most two ahead). With several chunks on a rank, activations of the first chunks wait longest.
+If only a share is offloaded, these go first: memory then falls faster than traffic grows. Activations that are needed
+again too soon stay: a transfer both ways must fit into the time between. With 2 ranks, 4 microbatches and a least gap
+of 2, on rank 0 with one chunk:
 
     compute  0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
     d2h      0STORE:A1 0FREE:A1 0STORE:A2 0FREE:A2
     h2d      0LOAD:A1 0LOAD:A2 0FREE:A1 0FREE:A2
 
-With recompute=none whole activations move, as in the paper; otherwise what a stage recomputes from. `group_size` takes
-the paper's own orders (`gis`), in which activations live shorter: groups of p, of p/2, or fewer.
+With recompute=none whole activations move, as in the paper; otherwise the inputs that a stage recomputes from.
+`group_size` selects the paper's own orders (`gis`), in which activations live shorter: groups of p, of p/2, or fewer.
 
 Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization" (arXiv
-2503.01328): offloading, its selection by how long activations live, and its orders. Two devices that share a way to the
-host take turns there (`cluster.devices_per_root_complex`), not by a grid of slots as in its released code.
+2503.01328): offloading, the selection by lifetime of activations, and the orders. Two devices that share a way to the
+host take turns (`cluster.devices_per_root_complex`), where the released code uses a grid of slots.
 """
 
 from baselines.synchronous.bpipe import with_moved_activations
@@ -25,7 +26,7 @@ from rpbench.ir.action import Kind, plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
-# Activations that may be back and not used yet: one comes while another is read.
+# Activations that may be loaded but not used yet: one arrives while another is read.
 BUFFERS = 2
 
 
@@ -56,7 +57,7 @@ def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4, group_
 
 
 def _longest_lived(row: Row, share: float, least_gap: int) -> list[int]:
-    """Where the forwards stand whose activations go."""
+    """Places of the forwards whose activations are offloaded."""
     kinds, stages, microbatches = plain_of(row).columns
     named = list(zip(stages, microbatches, strict=True))
     ends = {named[place]: place for place, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)}

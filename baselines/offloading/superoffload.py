@@ -1,24 +1,24 @@
-"""SuperOffload: the host steps a stage as soon as its gradient has come, and takes steps back where that was too early.
+"""SuperOffload: the host steps a stage as soon as its gradient arrives, and undoes steps that were too early.
 
-As in `zero_offload` gradients go to the host as they are made, and the optimizer works there. It does not wait for the
-end of the backward, where overflow and norm of all gradients are known: VALIDATE looks at them then, and a ROLLBACK
-ends each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to
-the device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
+As in `zero_offload`, gradients go to the host as they are made, and the optimizer runs there. It does not wait for the
+end of the backward, when overflow and the norm of all gradients are known. VALIDATE checks them then, and a ROLLBACK
+ends each step: it undoes the step after an overflow, and repeats it if gradients are clipped. New weights return to the
+device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
 
     compute   0F0 1F0 2F0 2B0 1B0 0B0                          0F1 1F1 2F1 ...
     d2h                       2STORE:G 1STORE:G 0STORE:G
     host                               2STEP@1 1STEP@1 0STEP@1 0VALIDATE@1 2ROLLBACK@1 1ROLLBACK@1 0ROLLBACK@1
     h2d                       2FREE:P          2LOAD:P@1 1LOAD:P@1 0LOAD:P@1
 
-Nothing is stale: a step that lasts is the step of plain training. Behind the last backward there is, where the host is
-fast enough, the way of one gradient down, one step, and the way of its weights up.
+Nothing is stale: the step that remains is the step of plain training. If the host is fast enough, only the following
+comes after the last backward: the transfer of one gradient, one step, and the transfer of its weights.
 
-`speculate=false` is what the release does with gradient clipping: VALIDATE comes first and no step is taken back.
-`device_stages` of the first stages, whose gradients come last, are stepped on the devices, behind VALIDATE, and neither
-their gradients nor their weights travel.
+`speculate=false` does what the released code does with gradient clipping: VALIDATE comes first and no step is undone.
+`device_stages` of the first stages, whose gradients come last, are stepped on the devices after VALIDATE; neither their
+gradients nor their weights move.
 
-Several devices keep shards (ZeRO-3): weights are gathered for every visit, once they are settled, and gradients
-scattered after it. With `gather_each_visit=false` they are gathered once a step, as in `zero_offload` (ours).
+Several devices keep shards (ZeRO-3): for every visit weights are gathered, once they are settled, and gradients
+scattered after it. With `gather_each_visit=false` weights are gathered once a step, as in `zero_offload` (ours).
 
 Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its abstract and of the code in DeepSpeed
 (superoffload_stage3).
@@ -64,10 +64,7 @@ def superoffload(
     Args:
         speculate: step before overflow and norm are known.
         device_stages: first stages that the devices step, from 0 to all.
-        gather_each_visit: of several devices; otherwise they gather weights once a step, and hold all of them.
-
-    Raises:
-        ValueError: if there are not so many stages, or the devices cannot share the microbatches evenly.
+        gather_each_visit: several devices gather weights for every visit; otherwise once a step, and hold all.
     """
     whole_number = isinstance(device_stages, int) and not isinstance(device_stages, bool)
     if not whole_number or not 0 <= device_stages <= shape.num_stages:
@@ -79,7 +76,7 @@ def superoffload(
 
 
 def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
-    """The schedule with a VALIDATE where the first stage is stepped, and an end of each step that went ahead."""
+    """The schedule with a VALIDATE at the first stage's STEP, and a ROLLBACK of each speculative STEP."""
     rows = []
     for lanes in stepped.rows:
         row = {name: tuple(_with_looks(actions)) for name, actions in lanes if name != "host"}
@@ -91,7 +88,7 @@ def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
 
 
 def _with_looks(row: Row) -> Iterator[Action]:
-    """A row with a VALIDATE before the steps that go with that of the first stage."""
+    """A row with a VALIDATE before the steps to a version, where the first stage's is among them."""
     first = {action.version for action in row if (action.kind, action.stage) == (Kind.STEP, 0)}
     for action in row:
         if action.kind is Kind.STEP and action.version in first:
@@ -101,7 +98,7 @@ def _with_looks(row: Row) -> Iterator[Action]:
 
 
 def _with_ends(row: Row) -> Iterator[Action]:
-    """A host's row: the steps to a version, their VALIDATE behind that of the first stage, and the ROLLBACK of each."""
+    """A host's row: the steps to a version, a VALIDATE where the first stage's is among them, a ROLLBACK of each."""
     for version in dict.fromkeys(action.version for action in row):
         steps = [action for action in row if action.version == version]
         yield from steps
@@ -111,7 +108,7 @@ def _with_ends(row: Row) -> Iterator[Action]:
 
 
 def _loads(shape: Shape, stages: range) -> Iterator[Action]:
-    """Weights for the first step; behind the last backward of a stage its next ones, in the place of those it had."""
+    """Load weights for the first step; after a stage's last backward replace them by its next ones."""
     yield from (Action(Kind.LOAD, stage, version=0, object="P") for stage in stages)
     for step in range(1, shape.num_steps + 1):
         for stage in reversed(stages):

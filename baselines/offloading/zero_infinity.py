@@ -1,8 +1,8 @@
-"""ZeRO-Infinity: shards of weights, gradients and optimizer state live on the host and come when they are needed.
+"""ZeRO-Infinity: shards of weights, gradients and optimizer state live on the host and are loaded when needed.
 
 The order is that of `data_parallel`, the traffic that of `zero_3` with `offload`: every device loads its own shard of a
-stage over its own link (bandwidth-centric partitioning: n links at once), all gather it, and gradients take the way
-back. With 2 devices (row of device 0), `prefetch` stages ahead of the one that runs:
+stage over its own link (bandwidth-centric partitioning: n links at once), all gather it, and gradients go back the same
+way. With 2 devices (row of device 0), `prefetch` stages ahead of the current one:
 
     h2d       0LOAD:P 1LOAD:P 0FREE:P 2LOAD:P ...          1/n of a stage each
     net               0UNSHARD 1UNSHARD 0RESHARD ...       (n - 1)/n of it
@@ -10,14 +10,14 @@ back. With 2 devices (row of device 0), `prefetch` stages ahead of the one that 
     d2h                                      1STORE:G 1FREE:G 0STORE:G 0FREE:G
     host                                                           1STEP@1 0STEP@1
 
-A device holds only the stages that are gathered; a microbatch a device loads 2/n elements a parameter over its link.
-Compute waits for a fraction of them that depends on its arithmetic intensity ait (FLOPs for a byte): the efficiency is
-ait bw / (ait bw + peak) if nothing overlaps (section 4.2).
+A device holds only the gathered stages; each microbatch loads 2/n elements a parameter over its device's link. How much
+compute waits for these loads depends on its arithmetic intensity ait (FLOPs for a byte): without overlap the efficiency
+is ait bw / (ait bw + peak) (section 4.2).
 
-With `ssd` the optimizer state lives on the host's SSDs, which all devices share: a STEP reads its 12 bytes a parameter
-there, works on them and writes them back, all three beside each other (section 6.2); with `ssd=all` the weights do as
-well, so that every load reads 2 bytes a parameter and every STEP writes 2 more. Gradients stay in the host's memory,
-where DeepSpeed writes them to the SSDs too; the offload of kept inputs is not modelled.
+With `ssd` the optimizer state lives on the host's SSDs, which all devices share: a STEP reads its 12 bytes a parameter,
+computes and writes them back, all three at the same time (section 6.2). With `ssd=all` the weights live there as well,
+so that every load reads 2 bytes a parameter and every STEP writes 2 more. Gradients stay in host memory, where
+DeepSpeed writes them to the SSDs too. Offload of kept inputs is not modelled.
 
 Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC'21,
 sections 4 to 6.

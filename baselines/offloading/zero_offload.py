@@ -1,21 +1,21 @@
-"""ZeRO-Offload: the optimizer lives on the host; gradients go there as they are made, new weights come back.
+"""ZeRO-Offload: the optimizer runs on the host; gradients go there as they are made, new weights come back.
 
 The order is that of `data_parallel`, sharded as in `zero_2`: each device keeps 16-bit weights, stores its shard of a
-stage's gradient after every backward, and loads its shard of the new weights before the next step, which all then
-gather. With 1 device, 3 stages and 1 microbatch a step:
+stage's gradient after every backward, and loads its shard of the new weights before the next step, when all devices
+gather them. With 1 device, 3 stages and 1 microbatch a step:
 
     compute   0F0 1F0 2F0 2B0 1B0 0B0                         0F1 1F1 2F1 ...
     d2h                       2STORE:G 1STORE:G 0STORE:G
     host                               2STEP@1 1STEP@1 0STEP@1
     h2d                                                 0LOAD:P@1 1LOAD:P@1 2LOAD:P@1
 
-`delayed_update` (section 5.2): step t + 1 begins on the weights of step t - 1 while the host works on step t, so
-gradients are one step old; the host's work and the transfers hide behind compute. The paper turns it on after 40 steps;
-here it is on from the first. `share` is the part of the stages, from the last one down, whose optimizer lives on the
-host; the others are updated where they are, as in ZeRO-2.
+`delayed_update` (section 5.2): step t + 1 begins on the weights of step t - 1 while the host works on step t, so that
+gradients are one step old and the host's work and transfers hide behind compute. The paper turns it on after 40 steps;
+here it is on from the first. `share` is the fraction of the stages, counted from the last one, whose optimizer lives on
+the host; the devices step the others, as in ZeRO-2.
 
-All devices together move 2 bytes a parameter down for every microbatch of a device and 2 up for every step; a device
-holds 2 bytes a parameter and the gradients on their way.
+All devices together store 2 bytes a parameter for every microbatch of a device and load 2 for every step; a device
+holds 2 bytes a parameter and the gradients in transfer.
 
 Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", ATC'21, sections 4 and 5; `share` as in
 DeepSpeed's ZeRO-Offload++ (ratio).
@@ -52,9 +52,6 @@ def zero_offload(shape: Shape, *, delayed_update: bool = False, share: float = 1
     Args:
         delayed_update: the optimizer's work overlaps the next step, which reads weights one step old.
         share: of the stages whose optimizer lives on the host, from 0 (none: ZeRO-2) to 1.
-
-    Raises:
-        ValueError: if the share is not from 0 to 1, or nothing that is on the host could be late.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"schedule.share={share}: the part whose optimizer is on the host, from 0 to 1; 1 is all")

@@ -1,21 +1,22 @@
-"""BPipe: 1F1B whose full ranks hand activations to ranks with room, and get them back for the backward.
+"""BPipe: 1F1B whose full ranks move activations to ranks with room, and get them back for the backward.
 
-Rank x holds p - x activations under 1F1B. Rank x < p/2 (the evictor) and rank p - 1 - x (the acceptor) share: of the
-microbatches on an evictor with more than K = ceil((p + 2)/2) in flight, those at the first K - 2 places of every p - x
-stay; the others leave as soon as their forward has run (STORE:A, lane d2h), and come back one at a time, each when the
-one before it has gone back (LOAD:A, lane h2d). With 4 ranks and 5 microbatches, on rank 0, where one of four stays:
+Rank x holds p - x activations under 1F1B. Rank x < p/2 (the evictor) and rank p - 1 - x (the acceptor) form a pair. On
+an evictor with more than K = ceil((p + 2)/2) microbatches in flight, the first K - 2 of every p - x microbatches keep
+their activations. The others are stored as soon as their forward has run (STORE:A, lane d2h), and loaded one at a time,
+each after the backward of the one before (LOAD:A, lane h2d). With 4 ranks and 5 microbatches, on rank 0, where one of
+four stays:
 
     compute  0F0 0F1 0F2 0F3 0B0 0F4 0B1 0B2 0B3 0B4
     d2h      0STORE:A1>3 0FREE:A1 0STORE:A2>3 0FREE:A2 0STORE:A3>3 0FREE:A3
     h2d      0LOAD:A1>3 0FREE:A1 0LOAD:A2>3 0FREE:A2 0LOAD:A3>3 0FREE:A3
 
-An evictor then holds K - 2 that stay, one that has come back and one that is about to leave; an acceptor its own x + 1
-and at most p - x - K + 1 of its partner's. So no rank ever holds more than K, if links are so fast that what leaves is
-gone when the next forward begins. With recompute=none whole activations move, as in the paper; otherwise what a stage
-recomputes from.
+An evictor then holds the K - 2 that stay, one that was loaded and one that is about to leave; an acceptor its own x + 1
+and at most p - x - K + 1 of its partner's. So no rank ever holds more than K, if links are so fast that a store ends
+before the next forward begins. With recompute=none whole activations move, as in the paper; otherwise the inputs that a
+stage recomputes from.
 
-Source: Kim et al., "BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models", ICML'23. Which of
-the activations leave is not fixed there: the places above are ours.
+Source: Kim et al., "BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models", ICML'23. The paper
+does not fix which activations leave; the choice above is ours.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def most_held(num_ranks: int) -> int:
 
 
 def _evicted(shape: Shape, rank: int, row: Row) -> list[int]:
-    """Where the forwards stand whose activations leave."""
+    """Places of the forwards whose activations are moved."""
     depth, limit = shape.num_ranks - rank, most_held(shape.num_ranks)
     if min(depth, shape.num_microbatches) <= limit:
         return []
@@ -64,9 +65,9 @@ def with_moved_activations(row: Row, moved: Sequence[int], *, peer: int | None, 
 
     Args:
         row: its compute row.
-        moved: where these forwards stand in it, ascending.
+        moved: places of these forwards in it, ascending.
         peer: the rank they go to; None for the host.
-        buffers: how many may have come back and not been used yet.
+        buffers: how many may be loaded but not used yet.
     """
     if not moved:
         return {"compute": row}

@@ -1,8 +1,8 @@
-"""Combined 1F1B: interleaved 1F1B whose steady forward and backward run together, for models of experts.
+"""Combined 1F1B: interleaved 1F1B whose steady forward and backward run together, for models with experts.
 
-The all-to-all that sends tokens to their experts runs beside the other pass's work: attention, experts and both
-exchanges of a forward alternate with those of a backward of another microbatch, on two streams. A pair must not wait
-for itself, so every rank runs one forward more ahead. On one device, with 3 microbatches, and with 2 ranks, 4
+The all-to-all that sends tokens to their experts hides behind other work: attention, experts and both all-to-alls of a
+forward alternate with those of a backward of another microbatch, on two streams. A pair must not wait for itself, so
+every rank runs one more forward before its first backward. On one device, with 3 microbatches, and with 2 ranks, 4
 microbatches and 2 chunks:
 
     device 0   0F0 (0F1;0B0) (0F2;0B1) 0B2
@@ -10,11 +10,11 @@ microbatches and 2 chunks:
     rank 0     0F0 0F1 2F0 2F1 0F2 (0F3;2B0) (2F2;2B1) (2F3;0B0) 0B1 2B2 2B3 0B2 0B3
     rank 1     1F0 1F1 3F0 (3F1;3B0) (1F2;3B1) (1F3;1B0) (3F2;1B1) (3F3;3B2) 3B3 1B2 1B3
 
-What a pair takes is an option (`cost.overlap_gain`, the part of the shorter pass that is hidden). A rank holds one
+`cost.overlap_gain` says how long a pair takes: it is the part of the shorter action that is hidden. A rank holds one
 chunk activation more than with `interleaved_1f1b`. `dualpipe` and `dualpipe_v` are orders made for such pairs.
 
-Source: Megatron-LM, combined 1F1B (overlap of expert-parallel communication), from its description. That it takes one
-forward more with interleaving is remembered, not read.
+Source: Megatron-LM, combined 1F1B (overlap of expert-parallel communication), from its description. That it runs one
+more forward with interleaving is remembered, not read.
 """
 
 from baselines.synchronous.interleaved_1f1b import check_rounds, group_size, visits

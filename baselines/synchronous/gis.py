@@ -1,9 +1,9 @@
-"""GIS: interleaved 1F1B with groups so timed that activations live as short as they can.
+"""GIS: interleaved 1F1B in groups, timed so that activations live as short as possible.
 
 Stage s lives on rank s mod p. A rank runs a group of g microbatches on its first chunk, then on its next, each
-microbatch three slots behind the one before: a forward takes one, a backward two. The order is made on a grid of such
-slots and then run as early as it can. Groups of p wait least; smaller ones hold less. With 2 ranks, 4 microbatches, 2
-chunks and groups of 2 (I and W stand together, B for short):
+microbatch three slots after the one before: a forward takes one slot, a backward two. The order is made on this grid of
+slots and then run as early as possible. Groups of p wait least; smaller groups hold less. With 2 ranks, 4 microbatches,
+2 chunks and groups of 2 (I and W are adjacent, written B for short):
 
     rank 0   0F0 0F1 2F0 2F1 2B0 0F2 2B1 0F3 0B0 2F2 0B1 2F3 2B2 2B3 0B2 0B3
     rank 1   1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
@@ -12,12 +12,12 @@ On device d, in a period of 3gv slots and with k = ceil(ceil(p/2)/g), member i o
 
     3kgc + 3i + d + 3g floor(c gcd(v, k)/v)
 
-and chunk v - 1 - c back as much later than the slot at which the last chunk's first backward can begin,
-3(p - 1 - d) + 1 after its forward. For p ranks, 2 chunks and groups of p a rank holds 2p chunk activations where
+and chunk v - 1 - c backward equally long after the slot at which the first backward of the last chunk can begin, 3(p -
+1 - d) + 1 after its forward. For p ranks, 2 chunks and groups of p a rank holds 2p chunk activations, where
 `interleaved_1f1b` holds 3p - 1.
 
 Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization", arXiv
-2503.01328, whose orders without offloading these are (groups of p, and of p/2); the grid as in its released code.
+2503.01328: its orders without offloading (groups of p, and of p/2); the grid as in its released code.
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,6 @@ def gis(shape: Shape, *, group_size: int | None = None) -> Schedule:
 
     Args:
         group_size: microbatches of a group, from 1 to p; None: p. The last group of a step may be smaller.
-
-    Raises:
-        ValueError: if stages cannot be dealt evenly, or a group is empty or has more microbatches than there are ranks.
     """
     p, chunks = shape.num_ranks, shape.chunks_per_rank
     size = p if group_size is None else group_size

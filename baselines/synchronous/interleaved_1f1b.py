@@ -1,13 +1,13 @@
-"""Interleaved 1F1B: several stages (chunks) per rank, so that warmup and cooldown pass in smaller steps.
+"""Interleaved 1F1B: several stages (chunks) per rank, so that warmup and cooldown take smaller steps.
 
-Stage s lives on rank s mod p. Microbatches go through the chunks in groups of `group` (p when m is a multiple of
-p): a rank runs a group on its first chunk, then on its next. With 2 ranks, 4 microbatches and 2 chunks:
+Stage s lives on rank s mod p. Microbatches go through the chunks in groups of `group` (p if m is a multiple of p): a
+rank runs a group on its first chunk, then on its next. With 2 ranks, 4 microbatches and 2 chunks:
 
     rank 0   0F0 0F1 2F0 2F1 2B0 ...     warmup (v-1)*group + 2*(p-1-rank) forwards, then one F, one B in turn
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC'21.
-Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group = m div rounds; for m a multiple of p
-both agree.
+Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group = m div rounds; both agree if m is a
+multiple of p.
 """
 
 from rpbench.ir.action import Kind, PlainRow, in_turn, joined, plain

@@ -1,20 +1,20 @@
 """kFkB: 1F1B whose unit is a group of k microbatches: k forwards, then k backwards, in turn.
 
-While one microbatch of a group is on its way, the ranks have the others to work on, so a slow link is hidden behind
-runs of equal work; k times as many activations are the price. k = 1 is 1F1B, k = m is GPipe. With 3 ranks, 6
-microbatches and k = 2:
+While one microbatch of a group is in transfer, the ranks work on the others, so that runs of equal work hide a slow
+link, at the price of k times as many activations. k = 1 is 1F1B, k = m is GPipe. With 3 ranks, 6 microbatches and k =
+2:
 
     rank 0   0F0 0F1 0F2 0F3 0F4 0F5 0B0 0B1 0B2 0B3 0B4 0B5
     rank 1   1F0 1F1 1F2 1F3 1B0 1B1 1F4 1F5 1B2 1B3 1B4 1B5
     rank 2   2F0 2F1 2B0 2B1 2F2 2F3 2B2 2B3 2F4 2F5 2B4 2B5
 
-With free hops the bubble is (p - 1)(F + B) for every k that divides m. With hops of c, k of two and more pays for
-2(p - 1)c only, as long as c <= (k - 1) F. Rank r holds min(k (p - r), m) activations.
+With free hops the bubble is (p - 1)(F + B) for every k that divides m. With hops of c, k of two and more pays for 2(p -
+1)c only, as long as c <= (k - 1) F. Rank r holds min(k (p - r), m) activations.
 
 `group_size=0` lets the times choose: the k whose step ends first, the smallest of those that end together, within
-`in_flight` microbatches on the first rank. The paper measures link and compute again and again and changes k between
-steps; here the given times stand for what it measures. It also makes microbatches smaller where k grows, so as to
-fill the same memory; the size of a microbatch belongs to the workload here.
+`in_flight` microbatches on the first rank. The paper measures link and compute repeatedly and changes k between steps;
+here the given times stand for these measurements. It also makes microbatches smaller where k grows, to fill the same
+memory; here the workload gives the size of a microbatch.
 
 Source: Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempted Network by Adaptive Group-Scheduling
 for Micro-Batches", arXiv 2303.01675: the rule, from its abstract. How k is chosen is ours.
@@ -37,9 +37,6 @@ def kfkb(shape: Shape, costs: StageCosts, *, group_size: int = 2, in_flight: int
     Args:
         group_size: microbatches of a group (k); the last group of a step may be smaller. 0: the times choose.
         in_flight: with group_size=0, the most microbatches the first rank may hold; None: all of a step.
-
-    Raises:
-        ValueError: for several stages on a rank, or an option out of range.
     """
     p, m = shape.num_ranks, shape.num_microbatches
     check_one_stage("kfkb", shape)
@@ -68,13 +65,13 @@ def _step(p: int, rank: int, batch: range, size: int) -> Row:
 def _choose(p: int, m: int, costs: StageCosts, in_flight: int) -> int:
     """The group size whose step ends first; of those that end together, the one that holds least."""
     sizes = [size for size in range(1, m + 1) if m % size == 0 and min(size * p, m) <= in_flight]
-    times = {size: _makespan(p, range(m), size, costs) for size in sizes}
+    times = {size: time_rows(_passes(p, range(m), size), _rank_of, costs).makespan for size in sizes}
     shortest = min(times.values())
     return next(size for size in sizes if times[size] <= shortest * (1 + ROUNDING))
 
 
-def _makespan(p: int, batch: range, size: int, costs: StageCosts) -> float:
-    return time_rows(_passes(p, batch, size), lambda stage, _: stage, costs).makespan
+def _rank_of(stage: int, _: int) -> int:
+    return stage
 
 
 @lru_cache(maxsize=16)  # the same under many times, as a search of cuts asks

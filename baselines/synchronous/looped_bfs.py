@@ -1,12 +1,12 @@
-"""Looped breadth-first pipeline: every microbatch through a rank's first chunk, then through its next.
+"""Looped breadth-first pipeline: all microbatches go through a rank's first chunk, then through its next.
 
-Stage s lives on rank s mod p; backward takes chunks and microbatches in reverse. With 2 ranks, 2 microbatches and
-2 chunks:
+Stage s lives on rank s mod p; backward takes chunks and microbatches in reverse. With 2 ranks, 2 microbatches and 2
+chunks:
 
     rank 0   0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0
     rank 1   1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0
 
-A chunk's weights are needed once per direction, which is why sharded data parallelism likes this order.
+A chunk's weights are needed only once in each direction, which suits sharded data parallelism.
 
 Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys'23 (arXiv 2211.05953).
 """

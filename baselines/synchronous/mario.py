@@ -1,19 +1,20 @@
 """Mario: activations are recomputed while a rank would wait for a gradient, on any schedule that flushes.
 
-Passes over the rows of another schedule (`rpbench.passes.recomputation`): every backward gets its recomputation R right
-before it, and R does not wait for the gradient; where a backward directly follows its forward, nothing is recomputed;
-forwards behind a rank's first backward may go before it, since they keep only their inputs. 1F1B with 3 ranks and 4
-microbatches:
+Compiler passes over the rows of another schedule (`rpbench.passes.recomputation`): every backward gets its
+recomputation R just before it, and R does not wait for the gradient; where a backward directly follows its forward,
+nothing is recomputed; forwards after a rank's first backward may move before it, since they keep only their inputs.
+1F1B with 3 ranks and 4 microbatches:
 
     rank 0   0F0 0F1 0F2 0R0 0B0 0F3 0R1 0B1 0R2 0B2 0R3 0B3
     rank 1   1F0 1F1 1R0 1B0 1F2 1R1 1B1 1F3 1R2 1B2 1R3 1B3
     rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-On 1F1B the first p - 1 recomputations run in the wait for gradients, (p - 1) R of the step; those of the steady phase
-remain. A rank holds the recomputed activations of one microbatch, and of the others in flight their inputs.
+On 1F1B the first p - 1 recomputations run while the rank waits for gradients, which hides (p - 1) R of the step; those
+of the steady phase remain. A rank holds the recomputed activations of one microbatch, and the inputs of the others in
+flight.
 
-`recompute=except_last` says that the last stage recomputes nothing, as the passes have it. The paper's tuner tries
-schedules, depths and microbatch sizes on a simulator; that is `advise`, or a sweep.
+`recompute=except_last` says that the last stage recomputes nothing, as in the drawing. The paper's tuner tries
+schedules, depths and microbatch sizes on a simulator; here `advise` or a sweep does that.
 
 Source: Liu et al., "Mario: Near Zero-cost Activation Checkpointing in Pipeline Parallelism", PPoPP'25, from its
 abstract and descriptions of its passes.
@@ -45,9 +46,6 @@ def mario(shape: Shape, costs: StageCosts, *, base: str = "1f1b", preposed: int 
     Args:
         base: the schedule whose rows are taken, with its default options.
         preposed: forwards that every rank runs ahead of its first backward more than the base does.
-
-    Raises:
-        ValueError: for a base that does not flush or has recomputation of its own, or more preposed than can run.
     """
     found = _base(base, shape, costs)
     if type(preposed) is not int or preposed < 0:

@@ -1,17 +1,17 @@
 """Seq1F1B: 1F1B whose unit of work is a segment of a sequence, not a whole microbatch.
 
 Every microbatch is cut into k segments (`.1` is the second). Forward takes them in order, since the attention of a
-segment reads the keys and values of those before it; backward in reverse, since those keys and values get gradients
-from the segments after. With 3 ranks, 2 microbatches and 2 segments:
+segment reads the keys and values of earlier ones; backward takes them in reverse, since these keys and values get
+gradients from later segments. With 3 ranks, 2 microbatches and 2 segments:
 
     rank 0   0F0 0F0.1 0F1 0F1.1 0B0.1 0B0 0B1.1 0B1
     rank 1   1F0 1F0.1 1F1 1B0.1 1F1.1 1B0 1B1.1 1B1
     rank 2   2F0 2F0.1 2B0.1 2F1 2B0 2F1.1 2B1.1 2B1
 
-Rank s begins with min(p - 2 - s + k, mk) forwards, then one forward and one backward in turn. With segments that
-take equal time the bubble is (p - 1)(F + B)/k, and rank s holds p - s + k - 1 segments at most, A(p - s + k - 1)/k of
-activations. The simulator takes the segments as equally long ("computation-wise" cuts); the engine cuts sequences
-into segments of equally many tokens, as nearly as can be.
+Rank s begins with min(p - 2 - s + k, mk) forwards, then alternates one forward and one backward. With segments that
+take equal time the bubble is (p - 1)(F + B)/k, and rank s holds at most p - s + k - 1 segments, A(p - s + k - 1)/k of
+activations. The simulator assumes that segments take equal time ("computation-wise" cuts); the engine cuts sequences
+into segments with numbers of tokens as equal as possible.
 
 Source: Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training",
 NAACL'25 (arXiv 2406.03488).

@@ -1,20 +1,20 @@
-"""Varuna: an order made once by rule, which recomputes just before a gradient is there.
+"""Varuna: an order made once by a rule that recomputes just before a gradient arrives.
 
-On slots of one forward, a rank takes what stands first of: the second half of a backward, a backward, a recomputation,
-a forward. The last stage goes back at once; a backward that is half over queues the recomputation of the stage below,
-so that it has ended when the gradient comes. A backward takes two slots, a recomputation one. With 3 ranks and 4
-microbatches:
+On slots of one forward, a rank takes the first of these that is ready: the second half of a backward, a backward, a
+recomputation, a forward. The last stage runs its backward at once. A backward that is half done queues the
+recomputation of the stage below, so that it has ended when the gradient arrives. A backward takes two slots, a
+recomputation one. With 3 ranks and 4 microbatches:
 
     rank 0   0F0 0F1 0F2 0F3 0R0 0B0 0R1 0B1 0R2 0B2 0R3 0B3
     rank 1   1F0 1F1 1F2 1R0 1B0 1R1 1B1 1R2 1B2 1F3 1R3 1B3
     rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-What a forward leaves is its input, so ranks may run far ahead: up to m are in flight. `recompute=except_last` says that
-the last stage recomputes nothing. In the released runtime a rank may take another action that is ready when the next
-one's input is late; here the order stands.
+A forward keeps only its input, so ranks may run far ahead: up to m microbatches are in flight. `recompute=except_last`
+says that the last stage recomputes nothing. In the released runtime a rank may run another ready action when the next
+one's input is late; here the order is fixed.
 
 Source: Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", EuroSys'22; the rule as in
-its released code. Morphing, its choice of depth and width for the devices that are left, is a policy for failures
+its released code. Morphing, which chooses depth and width for the devices that are left, is a failure policy
 (`rpbench.failures.morphing`).
 """
 

@@ -1,6 +1,7 @@
-"""Case: a system and its training as data for another process; the packages it needs; our own losses on it."""
+"""Case, a system's training as data for another process; System, the base of adapters; our own losses on a case."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -9,15 +10,17 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload, synthetic
-from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture
 
@@ -56,12 +59,11 @@ class Case:
     device: str = "cpu"
 
     def workload(self) -> Workload:
-        """The workload, with the same modules and microbatches in every process."""
+        """The modules and microbatches, the same in every process."""
         model = Architecture(**self.model)
         return synthetic(model, self.microbatch_sequences, self.dtype, self.seed, self.num_microbatches)
 
     def settings(self) -> OptimizerSettings:
-        """How weights are updated."""
         return OptimizerSettings(**(self.optimizer or {}))
 
     def make_adamw(self, parameters: Iterable[torch.Tensor], **options: Any) -> torch.optim.AdamW:
@@ -70,7 +72,7 @@ class Case:
         return torch.optim.AdamW(parameters, lr=own.learning_rate, weight_decay=own.weight_decay, **options)
 
     def check_replicas(self, system: str, methods: Collection[str], num_ranks: int) -> None:
-        """Refuse a case that data-parallel ranks of a system cannot train.
+        """Refuse a case that the data-parallel ranks of a system cannot train.
 
         Raises:
             ValueError: for an unknown method, a recomputation by stages, or microbatches that cannot be dealt evenly.
@@ -83,7 +85,6 @@ class Case:
             raise ValueError(f"num_microbatches={self.num_microbatches}: {num_ranks} ranks take an equal number each")
 
     def microbatches(self, step: int) -> range:
-        """The microbatches of a step."""
         return range(step * self.num_microbatches, (step + 1) * self.num_microbatches)
 
     @classmethod
@@ -91,7 +92,7 @@ class Case:
         """The case of a JSON object with its fields.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: for text that is not such an object.
         """
         try:
             fields = json.loads(text)
@@ -128,22 +129,53 @@ class Method(NamedTuple):
     options: dict[str, Any]
 
 
+class System(ABC):
+    """One rank of a system that trains a case."""
+
+    ours: Method | None = None  # our method that computes the same
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.workload = case, case.workload()
+        self.modules = set(range(len(self.workload.modules)))  # those whose weights this rank trains
+        self.actions: list[tuple[str, int, int, float]] = []  # kind, stage, microbatch, processor seconds
+        self.losses: list[float] = []  # this rank's mean of every step; empty where ranks have parts of a microbatch
+
+    @property
+    def parameters(self) -> dict[tuple[int, str], nn.Parameter]:
+        """The parameters of this rank's modules, by module and name."""
+        return {
+            (number, name): parameter
+            for number in sorted(self.modules)
+            for name, parameter in self.workload.modules[number].named_parameters()
+        }
+
+    def prepare(self) -> None:  # noqa: B027  most systems have nothing to prepare
+        """The part of a run that is not timed."""
+
+    @abstractmethod
+    def train(self) -> None:
+        """Run all steps of the case."""
+
+    @abstractmethod
+    def gradients(self) -> Tensors:
+        """Gradients of the last step."""
+
+    @abstractmethod
+    def weights(self) -> Tensors:
+        """The weights as they are now."""
+
+
 def our_losses(method: Method, case: Case, num_devices: int) -> list[float]:
-    """The mean loss of every step of one of our methods on a case, on a virtual clock; the same weights and data."""
+    """The mean loss of every step of one of our methods on the case's weights and data, on a virtual clock."""
     workload = case.workload()
     layers = [1.0] * (len(workload.modules) - 2)
     partition = symmetric((1,) * len(layers))
-    schedule = _schedule(method, case, num_devices, partition)
+    found = entry(method.name)
+    assert found.lower is not None  # methods of replicas say what they move
+    shape = Shape(num_devices, len(partition.forward), case.num_microbatches, num_steps=case.num_steps)
+    order = found.build(shape, **method.options).with_partition(partition)
+    schedule = found.lower(order, prefetch=1, **(found.options | method.options))
     costs = LayerTimes(layers, layers, layers, 1.0, 1.0).table(partition, recompute_ahead=False)
     training = Training(workload, schedule, Settings(case.settings()))
     execute(training.program(costs), training.handlers, VirtualBackend(costs))
     return [training.mean_loss(step) for step in range(case.num_steps)]
-
-
-def _schedule(method: Method, case: Case, num_devices: int, partition: Partition) -> Schedule:
-    """The method's schedule with all its transfers."""
-    found = entry(method.name)
-    shape = Shape(num_devices, len(partition.forward), case.num_microbatches, num_steps=case.num_steps)
-    order = found.build(shape, **method.options).with_partition(partition)
-    assert found.lower is not None  # methods of replicas say what they move
-    return found.lower(order, prefetch=1, **(found.options | method.options))

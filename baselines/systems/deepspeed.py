@@ -1,13 +1,13 @@
 """DeepSpeed's ZeRO: stages 1 to 3, and stages 2 and 3 with the optimizer on the host.
 
     zero_1, zero_2, zero_3     shards of the optimizer's state, of gradients too, of weights too
-    zero_offload               stage 2, gradients and AdamW on the host; torch's, so that nothing is compiled for it
+    zero_offload               stage 2, gradients and torch's AdamW on the host (DeepSpeed's own would be compiled)
     zero_infinity              stage 3, weights on the host as well
 
-Data parallel: rank r trains the microbatches r, r + p, ... of every step, and their gradients are averaged over the
-ranks. Runs on accelerators, or, through DeepSpeed's CPU accelerator, over gloo on any machine.
+Data parallel: rank r trains the microbatches r, r + p, ... of every step, and gradients are averaged over the ranks.
+Runs on accelerators, or over gloo on any machine with DeepSpeed's CPU accelerator.
 
-DeepSpeed holds gradients by its own partition and clears them in its step, so they are read before it.
+DeepSpeed's step clears the gradients, so they are read before it.
 
 Sources: DeepSpeed 0.19; Rajbhandari et al., "ZeRO", SC'20; Ren et al., "ZeRO-Offload", USENIX ATC'21 (arXiv
 2101.06840).
@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from baselines.systems.case import Case, Method, require
+from baselines.systems.case import Case, Method, System, require
 from rpbench.engine.state.gradients import Tensors
 
-# What a case may name as its schedule, and which of our methods moves the same.
+# `schedule` of a case -> our method with the same transfers.
 METHODS = {
     "zero_1": Method("zero_2", {"reduce_each_microbatch": False}),
     "zero_2": Method("zero_2", {}),
@@ -33,6 +33,7 @@ METHODS = {
     "zero_infinity": Method("zero_infinity", {}),
 }
 _STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3, "zero_offload": 2, "zero_infinity": 3}
+_OFFLOADED = {"zero_offload": ("offload_optimizer",), "zero_infinity": ("offload_optimizer", "offload_param")}
 
 
 class _Whole(nn.Module):
@@ -50,8 +51,8 @@ class _Whole(nn.Module):
         return loss
 
 
-class DeepSpeed:
-    """One rank of it.
+class DeepSpeed(System):
+    """One rank.
 
     Raises:
         ValueError: if DeepSpeed is not installed, or the case does not fit.
@@ -61,17 +62,14 @@ class DeepSpeed:
         if case.device == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when it is imported
         self._deepspeed = require("deepspeed")
-        self.case, self.rank, self.num_ranks = case, dist.get_rank(), dist.get_world_size()
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         case.check_replicas("DeepSpeed", METHODS, self.num_ranks)
         if case.optimizer is None or case.dtype == "float64":
             raise ValueError(
                 "deepspeed: give an optimizer and dtype=float32; ZeRO-Offload has float32 masters and steps"
             )
-        self.workload = case.workload()
-        self.modules = set(range(len(self.workload.modules)))
-        self.actions: list[tuple[str, int, int, float]] = []
-        self.losses: list[float] = []
-        self.ours: Method | None = METHODS[case.schedule]
+        super().__init__(case)
+        self.ours = METHODS[case.schedule]
         self._stage = _STAGES[case.schedule]
         self._gradients: Tensors = {}
         whole = _Whole(list(self.workload.modules), case.recompute == "all")
@@ -79,11 +77,7 @@ class DeepSpeed:
         optimizer = case.make_adamw(whole.parameters())
         self.engine, *_ = self._deepspeed.initialize(model=whole, optimizer=optimizer, config=self._config())
 
-    def prepare(self) -> None:
-        """Nothing is laid out beforehand."""
-
     def train(self) -> None:
-        """All steps."""
         for step in range(self.case.num_steps):
             own = self.case.microbatches(step)[self.rank :: self.num_ranks]
             self.losses.append(0.0)
@@ -97,34 +91,25 @@ class DeepSpeed:
                 self.engine.step()
 
     def gradients(self) -> Tensors:
-        """Gradients of the last step; kept if the case is to be verified."""
+        """Gradients of the last step, kept only where the case has `verify`."""
         return self._gradients
 
     def weights(self) -> Tensors:
-        """As they are now; the masters, which are float32 in every precision."""
+        """The master weights, float32 in every precision."""
         return self._read(self._deepspeed.utils.safe_get_full_fp32_param)
 
     def _read(self, whole: Callable[[nn.Parameter], torch.Tensor]) -> Tensors:
-        """A copy on the host of what `whole` puts together of every parameter's shards."""
-        return {
-            (number, name): whole(parameter).detach().cpu().clone()
-            for number, module in enumerate(self.workload.modules)
-            for name, parameter in module.named_parameters()
-        }
+        """Host copies of what `whole` gathers from the shards of each parameter."""
+        return {place: whole(parameter).detach().cpu().clone() for place, parameter in self.parameters.items()}
 
     def _config(self) -> dict[str, object]:
-        share = self.case.num_microbatches // self.num_ranks
+        host = {"device": "cpu", "pin_memory": self.device != "cpu"}
         return {
             "train_micro_batch_size_per_gpu": self.case.microbatch_sequences,
-            "gradient_accumulation_steps": share,
-            "zero_optimization": {"stage": self._stage} | self._offloading(),
+            "gradient_accumulation_steps": self.case.num_microbatches // self.num_ranks,
+            "zero_optimization": {"stage": self._stage} | dict.fromkeys(_OFFLOADED.get(self.case.schedule, ()), host),
             "zero_force_ds_cpu_optimizer": False,
             "zero_allow_untested_optimizer": True,
             "bf16": {"enabled": self.case.dtype == "bfloat16"},
             "fp16": {"enabled": self.case.dtype == "float16"},
         }
-
-    def _offloading(self) -> dict[str, object]:
-        host = {"device": "cpu", "pin_memory": self.device != "cpu"}
-        moved = {"zero_offload": ("offload_optimizer",), "zero_infinity": ("offload_optimizer", "offload_param")}
-        return dict.fromkeys(moved.get(self.case.schedule, ()), host)

@@ -1,13 +1,13 @@
-"""FSDP2: fully_shard, on accelerators or over gloo, in the three ways that our methods of replicas have too.
+"""FSDP2: fully_shard, on accelerators or over gloo, in three ways that some of our methods have too.
 
-    reshard      weights are gathered for every pass and dropped after it: ZeRO-3
+    reshard      weights are gathered for every forward and backward and dropped after it: ZeRO-3
     no_reshard   they stay gathered from a forward to its backward: ZeRO-2
     offload      as reshard, with parameters, gradients and optimizer state on the host (CPUOffloadPolicy)
 
-Data parallel: rank r trains the microbatches r, r + p, ... of every step; FSDP averages gradients over the ranks, so
-a loss divided by the microbatches of one rank gives the mean over the step. Gradients are scattered after every
-backward; with offload, which adds them up on the device, once a step. In a 16-bit type weights and gradients are
-float32 in shards, and what is gathered is 16-bit.
+Data parallel: rank r trains the microbatches r, r + p, ... of every step. FSDP averages gradients over the ranks, so a
+loss divided by the number of microbatches of one rank gives the mean over the step. Gradients are scattered after every
+backward; with offload, which adds them up on the device, once a step. With a 16-bit type, shards of weights and
+gradients are float32 and gathered weights 16-bit.
 
 Source: torch 2.13, torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP", VLDB'23.
 """
@@ -19,10 +19,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from baselines.systems.case import Case, Method
+from baselines.systems.case import Case, Method, System
 from rpbench.engine.state.gradients import Tensors
 
-# What a case may name as its schedule, and which of our methods moves the same.
+# `schedule` of a case -> our method with the same transfers.
 METHODS = {
     "reshard": Method("zero_3", {}),
     "no_reshard": Method("zero_2", {}),
@@ -30,22 +30,18 @@ METHODS = {
 }
 
 
-class Fsdp2:
-    """One rank of it.
+class Fsdp2(System):
+    """One rank.
 
     Raises:
-        ValueError: for a way it does not have, or if the microbatches cannot be dealt evenly.
+        ValueError: for an unknown way, or microbatches that cannot be dealt evenly.
     """
 
     def __init__(self, case: Case) -> None:
-        self.case = case
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         case.check_replicas("FSDP2", METHODS, self.num_ranks)
-        self.workload = case.workload()
-        self.modules = set(range(len(self.workload.modules)))
-        self.actions: list[tuple[str, int, int, float]] = []
-        self.losses: list[float] = []
-        self.ours: Method | None = METHODS[case.schedule]
+        super().__init__(case)
+        self.ours = METHODS[case.schedule]
         self._offloads = case.schedule == "offload"
         mesh = init_device_mesh(case.device, (self.num_ranks,))
         policy = CPUOffloadPolicy(pin_memory=case.device != "cpu") if self._offloads else OffloadPolicy()
@@ -60,20 +56,12 @@ class Fsdp2:
                 mp_policy=precision,
                 offload_policy=policy,
             )
-        self._parameters = {
-            (number, name): parameter
-            for number, module in enumerate(self.workload.modules)
-            for name, parameter in module.named_parameters()
-        }
-        self.optimizer = None if case.optimizer is None else case.make_adamw(self._parameters.values())
-
-    def prepare(self) -> None:
-        """Nothing is laid out beforehand."""
+        self._sharded = self.parameters
+        self.optimizer = None if case.optimizer is None else case.make_adamw(self._sharded.values())
 
     def train(self) -> None:
-        """All steps."""
         for step in range(self.case.num_steps):
-            for parameter in self._parameters.values():
+            for parameter in self._sharded.values():
                 parameter.grad = None
             own = self.case.microbatches(step)[self.rank :: self.num_ranks]
             self.losses.append(0.0)
@@ -86,12 +74,10 @@ class Fsdp2:
                 self.optimizer.step()
 
     def gradients(self) -> Tensors:
-        """Gradients of the last step, gathered."""
-        return {place: _whole(p.grad) for place, p in self._parameters.items() if p.grad is not None}
+        return {place: _whole(p.grad) for place, p in self._sharded.items() if p.grad is not None}
 
     def weights(self) -> Tensors:
-        """As they are now, gathered."""
-        return {place: _whole(parameter.detach()) for place, parameter in self._parameters.items()}
+        return {place: _whole(parameter.detach()) for place, parameter in self._sharded.items()}
 
     def _loss(self, microbatch: int) -> torch.Tensor:
         x, labels = (each.to(self.case.device) for each in self.workload.batch(microbatch))
@@ -102,7 +88,7 @@ class Fsdp2:
         return loss
 
     def _sync(self, reduces: bool) -> None:
-        """Whether the backward to come scatters gradients."""
+        """Say whether the next backward scatters gradients."""
         for module in self.workload.modules:
             assert isinstance(module, FSDPModule)
             module.set_requires_gradient_sync(reduces)

@@ -1,8 +1,8 @@
 """The released RoundPipe library: one process for all accelerators of the host, weights and optimizer on the host.
 
-The library cuts the layers by what it has timed, unless it is told how; it goes on from the weights that the steps
-before have left. Its optimizer runs in a thread of its own, here torch's AdamW as in the other systems, and a step
-waits for it: the newest weights are trained, as in plain training. It needs torch.cuda (CUDA or ROCm).
+The library cuts the layers by the times that it has measured. Its optimizer, here torch's AdamW as in the other
+systems, runs in a thread of its own, and each step waits for it, so that no weights are old. It needs torch.cuda (CUDA
+or ROCm).
 
 Source: the interface of roundpipe 0.1.1, `RoundPipe.forward_backward` and `RoundPipe.step`.
 """
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from baselines.systems.case import Case, Method, require
+from baselines.systems.case import Case, System, require
 from rpbench.engine.state.gradients import Tensors
 
 
 class _Link(nn.Module):
-    """A module that hands the labels on; the last has only its loss to give."""
+    """A module that also passes the labels on; the last one returns the loss."""
 
     def __init__(self, module: nn.Module, *, is_last: bool) -> None:
         super().__init__()
@@ -28,22 +28,18 @@ class _Link(nn.Module):
         return self.module(x, labels) if self.is_last else (self.module(x), labels)
 
 
-class Released:
-    """The whole of it.
+class Released(System):
+    """All accelerators of the host.
 
     Raises:
-        ValueError: if the library or a CUDA device is not there, or the case does not fit.
+        ValueError: if the library or a CUDA device is missing, or the case does not fit.
     """
 
     def __init__(self, case: Case) -> None:
         library: Any = require("roundpipe", needs_cuda=True)
         if case.optimizer is None or case.recompute != "all":
             raise ValueError("system=released: it steps an optimizer and recomputes every layer; give recompute=all")
-        self.case, self.workload = case, case.workload()
-        self.modules = set(range(len(self.workload.modules)))
-        self.actions: list[tuple[str, int, int, float]] = []
-        self.losses: list[float] = []
-        self.ours: Method | None = None
+        super().__init__(case)
         last = len(self.workload.modules) - 1
         links = [_Link(module, is_last=number == last) for number, module in enumerate(self.workload.modules)]
         masters = torch.float64 if case.dtype == "float64" else torch.float32
@@ -52,11 +48,7 @@ class Released:
         self._masters = dict(self._model.optim_named_parameters())
         self._optimizer = case.make_adamw(self._masters.values())
 
-    def prepare(self) -> None:
-        """Nothing is laid out beforehand."""
-
     def train(self) -> None:
-        """All steps."""
         num = self.case.num_microbatches
         for step in range(self.case.num_steps):
             batches = map(self.workload.batch, self.case.microbatches(step))
@@ -69,11 +61,9 @@ class Released:
             self.losses.append(float(loss))
 
     def gradients(self) -> Tensors:
-        """Gradients of the last step."""
         return {_place(name): master.grad for name, master in self._masters.items() if master.grad is not None}
 
     def weights(self) -> Tensors:
-        """As they are now; the masters."""
         return {_place(name): master.detach() for name, master in self._masters.items()}
 
 

@@ -1,8 +1,8 @@
 """torch.distributed.pipelining: its seven schedules on our modules, one process a rank, boundary tensors over gloo.
 
-Every rank builds the modules of its own stages with the weights they have in the whole model. The head stands in the
-last stage and is given the labels by keyword, so that its output is the loss and no logits travel. As in our engine
-a microbatch's loss is divided by their number before backward, layers are run again in backward and the head is not.
+Every rank builds the modules of its own stages with the weights they have in the whole model. The head is in the last
+stage and takes the labels by keyword, so that its output is the loss and no logits are sent. As in our engine, a
+microbatch's loss is divided by the number of microbatches before backward, and layers are recomputed but not the head.
 
 Source: torch 2.13, torch.distributed.pipelining.
 """
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
-from baselines.systems.case import Case, Method
+from baselines.systems.case import Case, System
 from rpbench.engine.layout import layout_of
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
@@ -28,12 +28,12 @@ SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBu
 RECOMPUTES = ("all", "except_last", "none")
 _ONE_STAGE = ("GPipe", "1F1B")  # a rank
 _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages a rank, the second in reverse order
-# Weights' gradients after inputs': torch goes through the graph twice, and a recomputed graph only stands once.
+# Input gradients first, weight gradients later: torch walks the graph twice, and a recomputed graph exists only once.
 SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 class _Stage(nn.Module):
-    """Some modules of a model in a row; with the head among them, their output is a share of the loss."""
+    """Consecutive modules of a model; with the head among them the output is a microbatch's part of the loss."""
 
     def __init__(self, workload: Workload, modules: range, recompute: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Stage(nn.Module):
         return x
 
 
-class TorchPipeline:
+class TorchPipeline(System):
     """One rank of a pipeline.
 
     Raises:
@@ -65,7 +65,6 @@ class TorchPipeline:
     """
 
     def __init__(self, case: Case) -> None:
-        self.case = case
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         if case.schedule not in SCHEDULES:
             raise ValueError(f"schedule={case.schedule!r}: torch has {', '.join(SCHEDULES)}")
@@ -81,10 +80,7 @@ class TorchPipeline:
             raise ValueError(
                 f"recompute={case.recompute}: {case.schedule} splits backward, which torch cannot recompute for"
             )
-        self.actions: list[tuple[str, int, int, float]] = []  # kind, stage, microbatch, processor seconds
-        self.losses: list[float] = []
-        self.ours: Method | None = None
-        self.workload = case.workload()
+        super().__init__(case)
         layout = layout_of(symmetric(case.partition))
         own = _stages_of(case.schedule, self.rank, self.num_ranks)
         self.modules = {number for stage in own for number in layout.forward[stage]}
@@ -101,56 +97,46 @@ class TorchPipeline:
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         if self.case.optimizer is None:
             return None
-        return self.case.make_adamw(self._parameters.values(), fused=True)
+        return self.case.make_adamw(self._own.values(), fused=True)
 
     @cached_property
-    def _parameters(self) -> Tensors:
-        return {
-            (number, name): parameter
-            for number in sorted(self.modules)
-            for name, parameter in self.workload.modules[number].named_parameters()
-        }
+    def _own(self) -> Tensors:
+        return {**self.parameters}
 
     @cached_property
     def _first_weights(self) -> Tensors:
-        return {place: parameter.detach().clone() for place, parameter in self._parameters.items()}
+        return {place: parameter.detach().clone() for place, parameter in self._own.items()}
 
     def reset(self) -> None:
-        """Back to the weights of the beginning, with a fresh optimizer."""
+        """Go back to the first weights, with a fresh optimizer."""
         with torch.no_grad():
-            for place, parameter in self._parameters.items():
+            for place, parameter in self._own.items():
                 parameter.copy_(self._first_weights[place])
                 parameter.grad = None
         self.optimizer = self._make_optimizer()
 
     def prepare(self) -> None:
-        """Lay out the batches of all steps and keep the weights, before anything is timed."""
+        """Make the batches of all steps and go back to the first weights."""
         self.reset()
         self.batches = [self._batch(step) for step in range(self.case.num_steps)]
         self.actions.clear()
 
     def train(self) -> None:
-        """All steps."""
         for tokens, labels in self.batches:
-            for parameter in self._parameters.values():
+            for parameter in self._own.values():
                 parameter.grad = None
             losses: list[torch.Tensor] = []
             self.schedule.step(tokens, labels=labels, target=labels, losses=losses, return_outputs=False)
-            self._step()
-
-    def _step(self) -> None:
-        if self.optimizer is not None:
-            began = time.thread_time()
-            self.optimizer.step()
-            self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
+            if self.optimizer is not None:
+                began = time.thread_time()
+                self.optimizer.step()
+                self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
 
     def gradients(self) -> Tensors:
-        """Gradients of the last step, of this rank's modules."""
-        return {place: p.grad for place, p in self._parameters.items() if p.grad is not None}
+        return {place: p.grad for place, p in self._own.items() if p.grad is not None}
 
     def weights(self) -> Tensors:
-        """As they are now, of this rank's modules."""
-        return {place: parameter.detach() for place, parameter in self._parameters.items()}
+        return {place: parameter.detach() for place, parameter in self._own.items()}
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, labels = zip(*map(self.workload.batch, self.case.microbatches(step)), strict=True)
@@ -176,7 +162,7 @@ class TorchPipeline:
         return stage
 
     def _timed(self, call: Callable[..., Any], kind: str, stage: int) -> Callable[..., Any]:
-        """The call, with its processor time noted."""
+        """The call, which also records its processor time."""
 
         def timed(microbatch: int, *arguments: Any, **options: Any) -> Any:
             began = time.thread_time()

@@ -1,8 +1,8 @@
 """Worker: one rank of a system; RANK, WORLD_SIZE and MASTER_ADDR in the environment, as torchrun sets them.
 
-The cases of a file are run, and rank 0 prints a line of JSON for each; `rpbench.torch_runtime.processes.ranks` feeds
-long-lived ranks with cases beside its own requests. A case with `verify` is compared with plain training; where a
-method of ours does the same, the losses of both are in the answer, ours in that of rank 0.
+It runs the cases of a file, and rank 0 prints a line of JSON for each. `rpbench.torch_runtime.processes.ranks` also
+sends cases to ranks that stay alive. With `verify` a case is compared with plain training; where a method of ours
+computes the same, the answer has the losses of both (ours from rank 0).
 """
 
 import json
@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from baselines.systems.case import Case, Method, our_losses
+from baselines.systems.case import Case, System, our_losses
 from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import brought_here
 from rpbench.engine.layout import layout_of
@@ -28,8 +28,7 @@ from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.partition import symmetric
 from rpbench.side_processes import answers_only
 
-# A collective that takes longer has lost a rank.
-TIMEOUT_S = 120
+TIMEOUT_S = 120  # a collective that takes longer has lost a rank
 
 Measure = Callable[[Tensors, Tensors], float]
 
@@ -42,29 +41,8 @@ SYSTEMS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class System(Protocol):
-    """A rank that trains a case."""
-
-    modules: set[int]
-    actions: list[tuple[str, int, int, float]]
-    losses: list[float]  # this rank's mean of every step; empty where ranks have parts of a microbatch
-    ours: Method | None  # of ours, what does the same
-
-    def prepare(self) -> None:
-        """The part of a run that is not timed."""
-
-    def train(self) -> None:
-        """All steps of the case."""
-
-    def gradients(self) -> Tensors:
-        """Gradients of the last step."""
-
-    def weights(self) -> Tensors:
-        """As they are now."""
-
-
 def main(arguments: list[str]) -> int:
-    """Run cases; 0 if all ended, 2 if the request was wrong."""
+    """Run the cases of a file; 0 if all ended, 2 if the request was wrong."""
     if len(arguments) != 1:
         print("usage: torchrun --nproc-per-node 2 -m baselines.systems CASE.json", file=sys.stderr)
         return 2
@@ -85,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Cases:
-    """The case that this rank was asked last: asked again, it is run as it is prepared, from the same weights."""
+    """Runs cases. The last one stays prepared: asked again, it runs from the same weights."""
 
     def __init__(self) -> None:
         self._case: Case | None = None
@@ -95,7 +73,7 @@ class Cases:
         """This rank's results of a case.
 
         Raises:
-            ValueError: as of `make`; every rank raises it alike.
+            ValueError: as `make`, on every rank alike.
         """
         torch.set_num_threads(1)
         if case.device != "cpu":
@@ -145,10 +123,11 @@ def _run(system: System, case: Case) -> dict[str, Any]:
     if case.verify:
         answer |= _verified(system, case)
     if case.verify and case.device == "cpu" and system.ours is not None:
-        losses = _mean_losses(system.losses[-case.num_steps :])
-        answer |= {"losses": losses}
+        sums = torch.tensor(system.losses[-case.num_steps :], dtype=torch.float64)
+        dist.all_reduce(sums)
+        answer["losses"] = (sums / dist.get_world_size()).tolist()  # means over the microbatches of all ranks
         if dist.get_rank() == 0:
-            answer |= {"our_losses": our_losses(system.ours, case, dist.get_world_size())}
+            answer["our_losses"] = our_losses(system.ours, case, dist.get_world_size())
     return answer
 
 
@@ -158,16 +137,8 @@ def _settle(case: Case) -> None:
         torch.accelerator.synchronize()
 
 
-def _mean_losses(losses: list[float]) -> list[float]:
-    """The mean loss of every step, over the microbatches of all ranks."""
-    sums = torch.tensor(losses, dtype=torch.float64)
-    dist.all_reduce(sums)
-    found: list[float] = (sums / dist.get_world_size()).tolist()
-    return found
-
-
 def _verified(system: System, case: Case) -> dict[str, float]:
-    """How far this rank's modules are from plain training of the whole model, in this very process."""
+    """How far this rank's modules are from plain training of the whole model in this process."""
     workload = case.workload()
     if case.device != "cpu":
         workload = brought_here(workload)

@@ -1,20 +1,20 @@
-"""Interlaced pipeline: the head is cut over all ranks, which run it together between their passes.
+"""Interlaced pipeline: the head is cut over all ranks, which run it together between their forwards and backwards.
 
-S is what every rank does for a microbatch that has come out of the last stage: the logits of its part of the
-vocabulary, forward and backward in one go (HF and HB here). All ranks come to it together, so their order is made
-around it: rank r begins with floor(3p/2) - r forwards, half a pipeline more than 1F1B, so that while it waits for its
-first gradient it has heads to run. With 3 ranks and 5 microbatches (S for HF, HB):
+S is what every rank does for a microbatch that has left the last stage: forward and backward of the logits of its part
+of the vocabulary, in one go (HF and HB here). All ranks run it together, so the order is made around it: rank r begins
+with floor(3p/2) - r forwards, half a pipeline more than 1F1B, so that it has heads to run while it waits for its first
+gradient. With 3 ranks and 5 microbatches (S for HF, HB):
 
     rank 0   F0 F1 F2 F3 S0 S1 S2 B0 F4 S3 B1 S4 B2 B3 B4
     rank 1   F0 F1 F2 S0 S1 B0 S2 F3 B1 S3 F4 B2 S4 B3 B4
     rank 2   F0 F1 S0 B0 S1 B1 F2 S2 B2 F3 S3 B3 F4 S4 B4
 
-Whatever S takes, the bubble is (p - 1)(F + B) where F, B are of a stage without head; min(floor(3p/2) - r, m)
-microbatches are in flight on rank r, half as many again as with 1F1B. Both waits for all ranks stand in the row: no
-other work hides them, which is what `vocab_parallel` is for.
+However long S takes, the bubble is (p - 1)(F + B), where F and B are of a stage without head; min(floor(3p/2) - r, m)
+microbatches are in flight on rank r, half as many again as with 1F1B. Both waits for all ranks are in the row: no other
+work hides them, which is what `vocab_parallel` is for.
 
 Here the embedding stays whole on the first stage, and after HB only the last stage waits for all ranks; in the released
-code all wait for the sum of its gradients.
+code all ranks wait for the sum of its gradients.
 
 Source: Lin et al., "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning Training", OSDI'24,
 for the idea; the order as in the code released with Yeung et al., "Balancing Pipeline Parallelism with Vocabulary

@@ -1,23 +1,24 @@
-"""STP: passes of two microbatches run together, so that each one's tensor-parallel sums hide behind the other's work.
+"""STP: forwards and backwards of two microbatches run together, so that tensor-parallel sums hide behind other work.
 
-Rank r holds stage r (chunk 0, on the way down) and stage 2p - 1 - r (chunk 1, on the way up). `(F;B)` are passes of
-one chunk whose layers alternate: while one waits for an all-reduce of its layer, the other computes. Weight gradients
-are put off where a forward has nothing else to run with. With 2 ranks and 6 microbatches:
+Rank r holds stage r (chunk 0, on the way down) and stage 2p - 1 - r (chunk 1, on the way up). `(F;B)` is a pair whose
+layers alternate: while one waits for the all-reduce of its layer, the other computes. Weight gradients are put off
+where a forward has nothing else to run with. With 2 ranks and 6 microbatches:
 
     rank 0   0F0 0F1 0F2 3F0 0F3 (3F1;3I0) (0F4;3W0) (3F2;3B1) (0F5;0B0) (3F3;3B2) 0B1 (3F4;3I3) 0B2 (3F5;3I4) 0B3 ...
     rank 1   1F0 2F0 1F1 2F1 (1F2;1F3) (2F2;2B0) (1F4;1B0) (2F3;2B1) (1F5;1B1) (2F4;2I2) 1B2 (2F5;2I3) 1B3 2B4 1B4 ...
 
-With F = I = W and nothing gained by running together the bubble is p - 1 slots of a chunk; what a pair gains is an
-option (`cost.overlap_gain`). The paper's table has (p - 1)(F + S + I - W) and 2p + 1 sums S that nothing hides. It
-prints 3p chunk activations; the order holds up to 4p - 1 until their W.
+With F = I = W and no gain from running together the bubble is p - 1 slots of a chunk; `cost.overlap_gain` says what a
+pair gains. The paper's table has (p - 1)(F + S + I - W) and 2p + 1 sums S that nothing hides. It prints 3p chunk
+activations; the order holds up to 4p - 1 until their W.
 
 Source: "Synergistic Tensor and Pipeline Parallelism", NeurIPS'25 (arXiv 2510.27257); phases as in its released code.
-The sums are inside F and B here, as part of their times; leaving tensors on the host is left out.
+Here the times of F and B include the sums; offloading of activations to the host is left out.
 """
 
 from collections import deque
 from collections.abc import Iterator
 
+from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.registry import schedule
@@ -27,22 +28,18 @@ from rpbench.registry import schedule
 def stp(shape: Shape) -> Schedule:
     """Rank r runs the stages r and 2p - 1 - r."""
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != 2 * p:
-        raise ValueError(
-            f"stp runs {shape.num_stages} stages on {p} ranks: there must be two on each; set chunks_per_device=2"
-        )
+    check_v("stp", shape)
     if m < 3 * p - 1:
         raise ValueError(
             f"stp takes {m} microbatches through {p} ranks: there must be at least {3 * p - 1}; "
             f"take num_microbatches={3 * p - 1} or try schedule=dualpipe_v"
         )
     rows = step_rows(shape, lambda rank, batch: _Row(p, rank, batch).actions())
-    placement = tuple((min(stage, 2 * p - 1 - stage),) for stage in range(2 * p))
-    return Schedule(shape, rows, name="stp", placement=placement)
+    return Schedule(shape, rows, name="stp", placement=v_placement(shape))
 
 
 class _Row:
-    """One rank's part of a step; every letter takes the next microbatch of its chunk, W the oldest that waits."""
+    """One rank's step; each kind takes the next microbatch of its chunk, W the oldest that was put off."""
 
     def __init__(self, p: int, rank: int, batch: range) -> None:
         self.p, self.rank, self.m = p, rank, len(batch)
@@ -72,7 +69,7 @@ class _Row:
         yield from self.drain(alone)
 
     def drain(self, alone: int) -> Iterator[Action]:
-        """Backwards of chunk 0 with the weight gradients that are left between and behind them."""
+        """Backwards of chunk 0, with the remaining weight gradients between and after them."""
         for number in range(2 * alone + 1):
             if number % 2 == 0:
                 yield self.backward(0)

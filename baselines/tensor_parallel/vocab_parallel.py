@@ -1,29 +1,29 @@
-"""Vocabulary parallelism: head and embedding cut over all devices, so that no stage is heavy; on 1F1B.
+"""Vocabulary parallelism: head and embedding are cut over all devices, so that no stage is heavy; on 1F1B.
 
-Every device has an equal part of the vocabulary. When a microbatch leaves the last stage, all devices make the logits
-of their part with their maximum and sum (HF), and once all sums are known the gradients (HB); then the last stage goes
-back. What is exchanged, hidden states, sums and their gradients, crosses between all devices. With 3 ranks,
-4 microbatches and B = 2F:
+Every device has an equal part of the vocabulary. When a microbatch leaves the last stage, all devices compute the
+logits of their part with maximum and sum (HF), and once all sums are known the gradients (HB); then the last stage runs
+its backward. Hidden states, sums and their gradients are exchanged between all devices. With 3 ranks, 4 microbatches
+and B = 2F:
 
     rank 0   0F0 0F1 0HF0 0F2 0HF1 0HB0 0F3 0HF2 0HB1 0HF3 0HB2 0B0 0HB3 0B1 0B2 0B3
     rank 1   1F0 1F1 1HF0 1F2 1HF1 1HB0 1F3 1HF2 1HB1 1HF3 1HB2 1B0 1HB3 1B1 1B2 1B3
     rank 2   2F0 2HF0 2F1 2HF1 2HB0 2F2 2HF2 2HB1 2F3 2B0 2HF3 2HB2 2B1 2HB3 2B2 2B3
 
 The two waits between a forward of the last stage and its backward keep two (`slack`) more microbatches in flight than
-1F1B: p - s + 2 on rank s. The order is that of slots as long as a forward and a backward of a mean stage: on slots of
-equal length two more would be too few where a backward is longer. Unless `slack` is given, the times choose from 1 to
-4 what lets a step end first. A step takes about (m + p + 1)(F + B + H/p), where the head takes H, and F and B are of a
+1F1B: p - s + 2 on rank s. The order comes from slots as long as a mean stage's forward and backward: with slots of
+equal length, two more would be too few where backwards are longer. Unless `slack` is given, the value from 1 to 4 whose
+step ends first is taken. A step takes about (m + p + 1)(F + B + H/p), where the head takes H, and F and B are of a
 stage without it; without the cut the last stage alone takes m(F + B + H).
 
-The engine does the same with tensors. Rows need not divide evenly. The last stage applies the final norm; every
-device has its rows with their gradients and optimizer state, steps them together with its stage, and keeps their
-exponentials from HF to HB. Sums over devices are taken in the order of the devices, so that a run is the same every
-time; they are not the sums of an uncut loss, whose last bits differ. What `verify=true` compares with bit for bit is
-therefore plain training in one process with the loss over the same shares; tests hold both to the uncut loss.
+The engine does the same with tensors. Rows need not divide evenly. The last stage applies the final norm. Every device
+has its rows with their gradients and optimizer state, steps them together with its stage, and keeps their exponentials
+from HF to HB. Devices are summed in their order, so that a run is the same every time; the last bits differ from those
+of an uncut loss. So `verify=true` compares bit for bit with plain training in one process with the loss over the same
+shards; tests compare both with the uncut loss.
 
 Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys'25 (arXiv
-2411.05288), sections 4 and 5: its first algorithm, with two barriers. The embedding's cut is in the memory model only:
-looking up takes no time here, and in the engine the first stage has it whole, tied or not.
+2411.05288), sections 4 and 5: its first algorithm, with two barriers. The embedding is cut in the memory model only:
+lookups take no time here, and in the engine the first stage has the whole embedding, tied or not.
 """
 
 from dataclasses import replace
@@ -58,7 +58,7 @@ def vocab_parallel(shape: Shape, costs: StageCosts, *, slack: int | None = None)
 
     Args:
         shape: with one stage on every rank.
-        slack: microbatches in flight more than 1F1B has, for the waits between a last forward and its backward. The
+        slack: microbatches in flight beyond those of 1F1B, for the waits between a last forward and its backward. The
             paper's two barriers take 2; if not given, times choose.
     """
     check_one_stage("vocab_parallel", shape)

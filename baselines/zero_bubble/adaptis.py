@@ -2,22 +2,22 @@
 
 For given stages this tries the placements and orders of other schedules (one stage a rank, looped, V, waves; whole and
 split backwards), each as it is and with passes pulled forward into waits, and takes the one that ends first within the
-memory. Under `partition=search` that happens for every cut that is tried, so that a layer moves only if the best order
-for the new cut is faster: the three are searched together, and the result is no worse than the best of them for any one
-cut. With 3 ranks, 4 microbatches and F = I = W that is as long as `zb_h1`:
+memory. With `partition=search` this happens for every cut that is tried, so that a layer moves only if the best order
+for the new cut is faster. So all three are searched together, and the result is no worse than the best of these orders
+for any one cut. With 3 ranks, 4 microbatches and F = I = W it is as long as `zb_h1`:
 
     rank 0   0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
     rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
-Memory: no rank holds more chunk activations than with 1F1B, interleaved where a rank has several stages, or than
-`in_flight` microbatches' worth. All ranks may hold that much. `whole=true` tries whole backwards alone and pulls
-nothing forward: the last ranks of 1F1B hold less, and where memory decides what is recomputed that may be faster. Where
-microbatches differ in length, times are those of each, and the best order for equal ones is one more candidate.
+Memory: no rank holds more chunk activations than with 1F1B (interleaved, where a rank has several stages), or than
+those of `in_flight` microbatches. All ranks may hold that much. `whole=true` tries whole backwards alone and pulls
+nothing forward: the last ranks of 1F1B hold less, which may be faster where memory decides what is recomputed. Where
+microbatches differ in length, each has its own times, and the best order for equal ones is one more candidate.
 
 Source: "AdaPtis: Reducing Pipeline Bubbles with Adaptive Pipeline Parallelism on Heterogeneous Models", after its
-abstract: a loop over partition, placement and order, guided by a model of their times. Which orders are tried and how
-they are moved is ours.
+abstract: a loop over partition, placement and order, guided by a model of their times. Ours: which orders are tried,
+and how passes are moved.
 """
 
 from collections.abc import Hashable, Iterator
@@ -58,9 +58,6 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None, wh
     Args:
         in_flight: microbatches whose activations a rank has room for; None: as many as 1F1B takes.
         whole: try orders of whole backwards alone, as they are.
-
-    Raises:
-        ValueError: if the stages cannot be dealt evenly, or there is room for fewer microbatches than ranks.
     """
     p, chunks, m = shape.num_ranks, shape.chunks_per_rank, shape.num_microbatches
     if in_flight is not None and (type(in_flight) is not int or in_flight < p):

@@ -1,23 +1,23 @@
 """OptPipe: the order of F, I and W, and which activations wait on the host, chosen together for given times.
 
-A constraint program looks for the order with the shortest longest device-local span in which no device ever holds
-more than the memory limit. Activations may go to the host once their forward has run (STORE:A, lane d2h) and come back
-before their backward (LOAD:A, lane h2d). What takes room waits for what makes room: a FREE:A in front of a forward or a
-LOAD says which activations must be gone. With 2 ranks, 2 microbatches, F = I = W = 1, room for one activation
-(memory_limit=1) and transfers of half a forward (transfer=0.5), on rank 0:
+A constraint program looks for the order with the shortest longest device-local span in which no device ever holds more
+than the memory limit. Activations may be stored on the host once their forward has run (STORE:A, lane d2h) and loaded
+before their backward (LOAD:A, lane h2d). An action that needs room waits for one that makes room: a FREE:A before a
+forward or a LOAD names the activations that must be gone. With 2 ranks, 2 microbatches, F = I = W = 1, room for one
+activation (memory_limit=1p) and transfers of half a forward (transfer=0.5), on rank 0:
 
     compute  0F0 0FREE:A0 0F1 0I0 0W0 0I1 0W1
     d2h      0STORE:A0 0FREE:A0 0STORE:A1 0FREE:A1
     h2d      0FREE:A1 0LOAD:A0 0FREE:A0 0LOAD:A1 0FREE:A1
 
-which ends after 8 slots; without the host, one microbatch after another, it is 10. Small cases only: a record says
-whether the order is proven to be the best (`order_proven`), how far it may be from it (`order_gap`), and how many
-activations move (`num_offloaded`). How long a transfer takes is known where bytes are charged; elsewhere `transfer`
-says what the plan takes it for, and without it nothing moves.
+which ends after 8 slots; without the host, one microbatch after another, it is 10. For small cases only: a record says
+whether the order is proven optimal (`order_proven`), how far it may be from the optimum (`order_gap`), and how many
+activations move (`num_offloaded`). Where bytes are charged, the time of a transfer is known; elsewhere `transfer` gives
+it, and without it nothing moves.
 
 Source: "OptPipe" (arXiv 2510.05186), its abstract: an integer program over order and offloading. The constraints on
-transfers are derived (`rpbench.ordering.exact`); its cache of solutions and its solving beside a running job are
-left out. The search begins with the order of `zb_auto`.
+transfers are derived (`rpbench.ordering.exact`); its cache of solutions and solving beside a running job are left out.
+The search begins with the order of `zb_auto`.
 """
 
 from dataclasses import replace
@@ -46,14 +46,10 @@ def optpipe(
     """The best order within a memory limit, activations on the host included.
 
     Args:
-        memory_limit: as of `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations.
+        memory_limit: as in `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations.
         offload: whether activations may go to the host.
         transfer: time of a stage's activations one way, in forwards of that stage; None: what their bytes take.
         time_limit_s: of the search; that for fewer transfers has as much again.
-
-    Raises:
-        ValueError: for more or fewer stages than ranks, a case that is too large, an option that is none, a limit that
-            lets nothing run, or without OR-tools.
     """
     _check(shape, transfer, time_limit_s)
     if transfer is not None:

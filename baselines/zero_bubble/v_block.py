@@ -1,9 +1,9 @@
 """V-Min and V-Half: a building block, repeated every six slots, whose lifespans set the memory.
 
-Rank r holds stages r and 2p-1-r, so the pipe runs down the ranks and up again (a V) and the loss is on rank 0. A
-microbatch is six unit slots on every rank: F of either chunk, I (input gradient) of either, W (weight gradient) of
-either. A block says in which slot each F and I of the first microbatch starts; the next microbatch follows six slots
-later. How long a block holds its activations is how much memory the schedule takes. Four steps make the order:
+Rank r holds stages r and 2p-1-r, so the pipeline runs down the ranks and up again (a V) and the loss is on rank 0. A
+microbatch takes six unit slots on every rank: F, I (input gradient) and W (weight gradient) of both chunks. A block
+says in which slot each F and I of the first microbatch starts; the next microbatch follows six slots later. How long a
+block holds its activations decides how much memory the schedule takes. Four steps make the order:
 
     repeat    the block for every microbatch
     reorder   into free slots before a rank's first turn (F of its second chunk) or after its last new microbatch,
@@ -11,9 +11,9 @@ later. How long a block holds its activations is how much memory the schedule ta
     weights   W when a rank would wait, or when it needs the room
     squeeze   keep each rank's order, drop the empty slots
 
-That is the order for F = I = W. For other times, the last two steps are taken with them, W filling gaps by several
-rules, before and after ranks that would wait have pulled later passes forward; the order with the shortest
-device-local span is taken that holds no more and ends later, if at all, by less than the span gets shorter.
+This is the order for F = I = W. For other times, the last two steps use these times: W fills gaps by several rules,
+before and after waiting ranks have pulled later passes forward. Among orders that hold no more memory, the one with the
+shortest device-local span is taken; it may end later only by less than its span is shorter.
 
 V-Min with 3 ranks and 4 microbatches:
 
@@ -21,13 +21,13 @@ V-Min with 3 ranks and 4 microbatches:
     rank 1   1F0 1F1 4F0 4I0 4F1 4W0 1I0 1F2 1W0 4I1 4F2 4W1 1I1 1F3 1W1 4I2 4F3 4W2 1I2 4I3 1W2 4W3 1I3 1W3
     rank 2   2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3
 
-With `by_priority`, ours, V-Min takes an order without a block where one ends earlier in the same room: in every slot, a
-rank takes the most urgent pass that is ready (`order_by_priority`). V-Min's room is a whole number of
-microbatches; where the block leaves some of it free, for p = 2, 5 and 8, the other order gains two to four slots. For
-p = 8 and 16 or more microbatches it takes 25 slots beyond the work, the block 27.
+With `by_priority`, ours, V-Min takes an order without a block where one ends earlier within the same memory: in every
+slot, a rank takes the most urgent pass that is ready (`order_by_priority`). V-Min's memory is a whole number of
+microbatches; where the block leaves some of it free, for p = 2, 5 and 8, the other order gains two to four slots. For p
+= 8 and 16 or more microbatches it takes 25 slots beyond the work, the block 27.
 
-In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, a third and a half of 1F1B's 2p for many
-ranks.
+In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, for many ranks a third and a half of 1F1B's
+2p.
 
 Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362).
 The paper writes B for what is I here.
@@ -39,6 +39,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
@@ -106,19 +107,9 @@ def v_half(shape: Shape, costs: StageCosts) -> Schedule:
     return _block_schedule("v_half", shape, costs, tuple(blocks))
 
 
-def check_v(name: str, shape: Shape) -> None:
-    """Raise ValueError unless there are two stages on each rank."""
-    if shape.num_stages != 2 * shape.num_ranks:
-        raise ValueError(
-            f"{name} puts two stages on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks: there "
-            "must be twice as many; set chunks_per_device=2"
-        )
-
-
 def v_schedule(name: str, shape: Shape, rows: Rows) -> Schedule:
     """A schedule in V placement that repeats the passes of one step."""
-    placement = tuple((min(stage, shape.num_stages - 1 - stage),) for stage in range(shape.num_stages))
-    return Schedule(shape, repeat_steps(shape, rows), name=name, placement=placement)
+    return Schedule(shape, repeat_steps(shape, rows), name=name, placement=v_placement(shape))
 
 
 def stage_passes(orders: Sequence[Sequence[Pass]]) -> list[list[list_order.Pass]]:
@@ -180,7 +171,7 @@ def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priorit
     return (_shorter(made, shape, costs, limit) if by_priority else made).rows
 
 
-# Cached: a partition search asks for the same blocks under many times. `using` only says of what the rows are columns.
+# Cached: a partition search asks for the same blocks under many times. `using` tells which arrays hold the rows.
 
 
 @lru_cache(maxsize=8)
@@ -201,15 +192,15 @@ def _at_equal_times(shape: Shape, blocks: tuple[Block, ...], using: Means) -> tu
 def _at_equal_times_by_priority(shape: Shape, limit: int, using: Means) -> Timed | None:
     """The order by priority for F = I = W; None where there is none.
 
-    Of the lower chunk it holds two chunks less than there is room for: of the caps up to the limit, that is the one
-    which is shorter for most numbers of ranks.
+    The lower chunk may hold two less than the limit: of all caps, that gives the shortest order for most numbers of
+    ranks.
     """
     orders = order_by_priority(shape.num_ranks, shape.num_microbatches, limit, limit - 2)
     return None if orders is None else _squeezed(orders, shape, limit)
 
 
 def _squeezed(orders: Rows, shape: Shape, limit: int) -> Timed:
-    """Orders without W for F = I = W, with W in them and without empty slots."""
+    """Orders for F = I = W with W added and empty slots removed."""
     return time_rows(orders, v_rank_of(shape.num_stages), unit_costs(shape), fill=Fill.ANY, limit=limit)
 
 
@@ -222,7 +213,7 @@ def _tuned(equal: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
 def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
     """The order, or one by priority where that spans less, ends no later and holds no more than the limit.
 
-    More passes than there is time to try are left as they are.
+    Orders with too many passes to try are left as they are.
     """
     is_short = SLOTS * shape.num_ranks * shape.num_microbatches <= PASSES_TO_TRY
     equal = _at_equal_times_by_priority(shape, limit, means()) if is_short else None
@@ -234,7 +225,7 @@ def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
 
 
 def _needs(what: Pass, rank: int, last: int) -> tuple[int, Pass] | None:
-    """The pass, and its rank, that hands a pass its input; `last` is the last rank."""
+    """The rank and pass whose output a pass needs; `last` is the last rank."""
     kind, chunk, microbatch = what
     downwards = (kind is Kind.F) == (chunk == 0)
     if downwards and rank:
@@ -277,7 +268,7 @@ def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: Sequ
     for slot, rank, what in sorted(standing):
         need = _needs(what, rank, len(slots) - 1)
         ready = slots[need[0]][need[1]] + 1 if need else 0
-        if ready >= first_turns[rank] and slot <= newest[rank] + 1:  # as nearly all
+        if ready >= first_turns[rank] and slot <= newest[rank] + 1:  # true of nearly all passes
             continue
         if what.kind is Kind.F:  # which holds its activations from then on: as far back as there is room
             room = slot
@@ -312,62 +303,46 @@ def order_by_priority(
 
     Args:
         limit: chunk activations on a rank.
-        of_lower: the most of them that are of its lower chunk: what a microbatch needs on every rank to turn and come
-            back has to stay free.
+        of_lower: the most of them on its lower chunk; the rest stays free, so that a microbatch can turn.
 
     Returns:
         A row of passes per rank; None where no rank can go on.
     """
-    return _PriorityOrder(num_ranks, num_microbatches, limit, of_lower).run()
+    top = 2 * num_ranks - 1
+    done = {kind: [0] * (top + 1) for kind in (Kind.F, Kind.I)}  # by stage; microbatches come in order
+    weights: list[list[int]] = [[] for _ in range(num_ranks)]  # stages whose W is to be done
+    held = [0] * (top + 1)  # chunk activations, by stage
+    rows: list[list[list_order.Pass]] = [[] for _ in range(num_ranks)]
 
-
-class _PriorityOrder:
-    """The state of all ranks, advanced slot by slot."""
-
-    def __init__(self, num_ranks: int, num_microbatches: int, limit: int, of_lower: int) -> None:
-        self.num_ranks, self.num_microbatches, self.limit, self.of_lower = num_ranks, num_microbatches, limit, of_lower
-        self.top = 2 * num_ranks - 1
-        self.done = {kind: [0] * (self.top + 1) for kind in (Kind.F, Kind.I)}  # by stage; microbatches come in order
-        self.weights: list[list[int]] = [[] for _ in range(num_ranks)]  # stages whose W is to be done
-        self.held = [0] * (self.top + 1)  # chunk activations, by stage
-        self.rows: list[list[list_order.Pass]] = [[] for _ in range(num_ranks)]
-
-    def run(self) -> list[list[list_order.Pass]] | None:
-        while self.done[Kind.I][0] < self.num_microbatches:
-            chosen = [self._choose(rank) for rank in range(self.num_ranks)]
-            if not any(chosen) and not any(self.weights):
-                return None
-            for rank, what in enumerate(chosen):
-                if what is not None:
-                    self._take(rank, what)
-                elif self.weights[rank]:
-                    self.held[self.weights[rank].pop(0)] -= 1
-        return self.rows
-
-    def _choose(self, rank: int) -> list_order.Pass | None:
-        """The most urgent pass that is ready at the beginning of the slot."""
-        lower, upper = rank, self.top - rank
-        is_full = self.held[lower] + self.held[upper] >= self.limit
-        for kind, is_upper in _URGENCY:
-            stage = upper if is_upper else lower
-            no_room = is_full or (not is_upper and self.held[lower] >= self.of_lower)
-            if kind is Kind.F and no_room:
-                continue
-            microbatch = self.done[kind][stage]
-            if microbatch < self._arrived(kind, stage):
-                return list_order.Pass(kind, stage, microbatch)
-        return None
-
-    def _arrived(self, kind: Kind, stage: int) -> int:
+    def arrived(kind: Kind, stage: int) -> int:
         """How many microbatches have come to a pass."""
         if kind is Kind.F:
-            return self.done[kind][stage - 1] if stage else self.num_microbatches
-        return self.done[Kind.I][stage + 1] if stage < self.top else self.done[Kind.F][stage]
+            return done[kind][stage - 1] if stage else num_microbatches
+        return done[Kind.I][stage + 1] if stage < top else done[Kind.F][stage]
 
-    def _take(self, rank: int, what: list_order.Pass) -> None:
-        self.done[what.kind][what.stage] += 1
-        self.rows[rank].append(what)
-        if what.kind is Kind.F:
-            self.held[what.stage] += 1
-        else:
-            self.weights[rank].append(what.stage)
+    def chosen_by(rank: int) -> list_order.Pass | None:
+        """The most urgent pass that is ready at the beginning of the slot."""
+        lower, upper = rank, top - rank
+        is_full = held[lower] + held[upper] >= limit
+        for kind, is_upper in _URGENCY:
+            stage = upper if is_upper else lower
+            no_room = kind is Kind.F and (is_full or (not is_upper and held[lower] >= of_lower))
+            if not no_room and done[kind][stage] < arrived(kind, stage):
+                return list_order.Pass(kind, stage, done[kind][stage])
+        return None
+
+    while done[Kind.I][0] < num_microbatches:
+        chosen = [chosen_by(rank) for rank in range(num_ranks)]
+        if not any(chosen) and not any(weights):
+            return None
+        for rank, what in enumerate(chosen):
+            if what is not None:
+                done[what.kind][what.stage] += 1
+                rows[rank].append(what)
+                if what.kind is Kind.F:
+                    held[what.stage] += 1
+                else:
+                    weights[rank].append(what.stage)
+            elif weights[rank]:
+                held[weights[rank].pop(0)] -= 1
+    return rows

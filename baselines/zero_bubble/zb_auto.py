@@ -1,17 +1,17 @@
 """ZB-1p and ZB-2p: a heuristic that orders F, I and W for given times within a memory limit.
 
-I is the input gradient, W the weight gradient. Four phases, placing every action as early as it can run:
+I is the input gradient, W the weight gradient. Four phases, each action as early as it can run:
 
     warmup    F0 down the pipe; then, from the last stage up, as many forwards as fit before the first I arrives
     turn      the first I, from the last stage to the first
     rounds    a forward down the stages that want one, then the next I up all stages
     drain     what is left of W
 
-W is placed only to make room, or where a stage would wait anyway: always if it ends before the input arrives,
-otherwise if the stage would idle more than the busiest can spare. Three switches (more warmup, I before F, fill
-every gap) give eight orders; the one with the shortest longest device-local span wins. Where microbatches differ in
-length, every rule takes the times of its microbatch, and of these orders and the one for equal microbatches that wins
-which ends first. With F = I = W, 3 ranks, 4 microbatches and room for 3 activations (memory_limit=1p):
+W runs only to make room, or where a stage would wait anyway: always if it ends before the input arrives, otherwise if
+the stage would idle more than the busiest stage can spare. Three switches (more warmup, I before F, fill every gap)
+give eight orders; the one with the shortest longest device-local span wins. Where microbatches differ in length, every
+rule uses the times of its microbatch; then the order for equal microbatches is a ninth, and the one that ends first
+wins. With F = I = W, 3 ranks, 4 microbatches and room for 3 activations (memory_limit=1p):
 
     rank 0   0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
     rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
@@ -55,10 +55,6 @@ def zb_auto(
 
     Args:
         until_weights: fraction of the activations that an order counts until W; None: what memory counts.
-
-    Raises:
-        ValueError: for more or fewer stages than ranks, a fraction that is none, or a limit that is none or lets
-            nothing run.
     """
     check_one_stage("zb_auto", shape, "interleaved_zb")
     if until_weights is not None:

@@ -1,27 +1,27 @@
 """ZB-V: no bubble on the longest device-local span at the memory of 1F1B, by V placement.
 
-Rank r holds stages r and 2p-1-r, so the pipe runs down the ranks and up again (a V): the loss is on rank 0, and so
-gradients set off where forwards do. With 3 ranks and 4 microbatches, fewer than the 2p-1 that fill it:
+Rank r holds stages r and 2p-1-r, so the pipeline runs down the ranks and up again (a V): the loss is on rank 0, where
+forwards start, and so do gradients. With 3 ranks and 4 microbatches, fewer than the 2p-1 that fill it:
 
     rank 0   0F0 0F1 0F2 0F3 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 5W2 0I0 0W0 5F3 5I3 5W3 0I1 0W1 0I2 0W2 0I3 0W3
     rank 1   1F0 1F1 1F2 4F0 1F3 4F1 4I0 4W0 4F2 4I1 4W1 1I0 1W0 4F3 4I2 4W2 1I1 1W1 4I3 4W3 1I2 1I3 1W2 1W3
     rank 2   2F0 3F0 2F1 3F1 2F2 3F2 3I0 3W0 2F3 2I0 2W0 3F3 3I1 3W1 2I1 2W1 3I2 3W2 2I2 3I3 2I3 2W2 3W3 2W3
 
 If F = I = W the ranks never wait once they have started, and the makespan exceeds the work by p-1 chunk slots. A rank
-holds at most 2p chunk activations. For other times W is moved, and passes are pulled forward, as in `v_block`: the
-same forwards and input gradients, but a rank may wait, W left for later, as long as it waits no more than the one that
-waits most.
+holds at most 2p chunk activations. For other times W is moved and passes are pulled forward, as in `v_block`: a rank
+may then wait and leave W for later, but no longer than the rank that waits most.
 
 Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362), after "Zero Bubble
 Pipeline Parallelism", ICLR'24. The order for equal F, I and W is, as in torch, made for at least 2p-1 microbatches, and
-those that are too many are left out. What is done for unequal times is ours, after their description of a greedy order
-that approves extra bubbles and fills gaps with W.
+the surplus ones are left out. The treatment of unequal times is ours, after their description of a greedy order that
+approves extra bubbles and fills gaps with W.
 """
 
 from dataclasses import replace
 from functools import lru_cache
 
-from baselines.zero_bubble.v_block import Pass, check_v, stage_passes, tune, v_rank_of, v_schedule
+from baselines.bidirectional.dualpipe_v import check_v
+from baselines.zero_bubble.v_block import Pass, stage_passes, tune, v_rank_of, v_schedule
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape

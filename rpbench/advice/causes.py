@@ -2,14 +2,14 @@
 
     computation     forwards and backwards
     recomputation   forwards that run once more
-    optimizer       steps on the devices, and what a step on the host holds up
-    collectives     what gathers and sums of shares hold up
-    transfers       what weights, gradients and boundary tensors on their way hold up
-    bubble          what devices still wait where nothing that moves takes time
+    optimizer       steps on the devices, and waits for steps on the host
+    collectives     waits for gathers and sums of shards
+    transfers       waits for weights, gradients and boundary tensors
+    bubble          waits that remain if transfers take no time
 
-Work is read off the costs. What moves counts with the time that it holds up, for the cause that `rpbench.cost.charges`
-names: the same actions are timed again with one after another free, collectives first, then the host's steps, then all
-transfers. The causes add up to the step.
+Work is summed from the costs. A transfer counts with the time that others wait for it, under the cause that
+`rpbench.cost.charges` names: the same actions are timed again with one cause after another made free, first
+collectives, then the host's steps, then all transfers. The causes add up to the step.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ def causes_at(graph: Graph, costs: CostTable, paced: Callable[[CostTable], float
 
 
 def _work(graph: Graph, costs: CostTable) -> dict[str, float]:
-    """Seconds of a step that a device computes, recomputes and updates, as a mean over devices and steps."""
+    """Seconds of a step that a device computes, recomputes and updates; means over devices and steps."""
     schedule, shape = graph.schedule, graph.schedule.shape
     works = works_by_action(graph, replace(costs, carry={}))
     kind = graph.columns.kind

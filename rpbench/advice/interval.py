@@ -1,12 +1,12 @@
-"""Interval: how far a pace may be off, from what the machine's figures and the constants may be off.
+"""Interval: how far a pace may be off, given how far the machine's figures and the constants may be off.
 
-To first order: a pace changes with the seconds of a cause as much as the cause has of the step. What devices compute
-and wait for goes with the time of layers, whose deviation is that of every constant behind them; transfers, collectives
-and the host's optimizer go with the pace of their link. What no model of a schedule holds is added as for a pipeline.
+To first order, an error in a cause changes the pace by that cause's fraction of the step. Computation and bubble follow
+the time of layers, whose deviation combines those of all constants behind it; transfers, collectives and the host's
+optimizer follow the speed of their link. What no schedule models is added as for a pipeline.
 
-Of two rows on one machine most of that is common, and says nothing about which is faster: how long layers take, how
-fast links are, what a framework spends beside its schedule. It counts as far as one row spends another part of its
-step on it. What two schedules do not have in common is `OWN`.
+Two rows on one machine share most of these errors (time of layers, speed of links, what a framework spends beside its
+schedule), which then say nothing about which row is faster. A shared error counts only as far as the rows spend
+different fractions of their steps on it. `OWN` is the error that two schedules do not share.
 
 Reach as in `rpbench.predict`: nine of ten errors.
 """
@@ -29,20 +29,20 @@ _LINK = {
     "optimizer": ("host_bytes_per_s", "optimizer_bytes"),
 }
 _UNMODELLED = "megatron_pp_unmodelled"
-# Of times that were measured: what the published ones may be off.
+# Deviation of measured times, taken from the published ones.
 MEASURED = 0.01
 # Deviation of the ratio of two schedules' paces, in logarithms: root mean square of the 36 differences between errors
-# of four schedules that ran one model on one machine, none of whose rows decided the prediction. Source: Qi et al.,
+# of four schedules that ran the same models on one machine, in rows on which nothing was fitted. Source: Qi et al.,
 # "Zero Bubble Pipeline Parallelism", ICLR'24, table 4; `analysis/predictions/clusters_holdout.csv`.
 OWN = 0.056
 
 
 class Shared(NamedTuple):
-    """How far what rows of one machine have in common may be off, in logarithms.
+    """How far the shared errors of rows on one machine may reach, in logarithms.
 
     Args:
-        links: seconds of the causes that go with the pace of a link.
-        compute: the time of layers, and with it all other seconds.
+        links: of the causes that follow the speed of a link.
+        compute: of the time of layers, which all other causes follow.
     """
 
     links: Mapping[str, float]
@@ -50,7 +50,7 @@ class Shared(NamedTuple):
 
 
 def shared_errors(terms: Terms, tokens: float, basis: Basis) -> Shared:
-    """Those of plans on one host.
+    """The shared errors of plans on one host.
 
     Args:
         tokens: of a microbatch.
@@ -60,7 +60,7 @@ def shared_errors(terms: Terms, tokens: float, basis: Basis) -> Shared:
 
 
 def ratio_reach(first: Mapping[str, float], second: Mapping[str, float], shared: Shared) -> float:
-    """The factor above and below the ratio of two rows' paces that nine of ten errors stay within.
+    """The factor above and below the ratio of two rows' paces that holds nine of ten errors.
 
     Args:
         first, second: seconds of a step by cause.
@@ -72,7 +72,7 @@ def ratio_reach(first: Mapping[str, float], second: Mapping[str, float], shared:
 
 
 def half_width(causes: Mapping[str, float], compute: float, basis: Basis) -> float:
-    """The factor above and below a pace that nine of ten errors stay within.
+    """The factor above and below a pace that holds nine of ten errors.
 
     Args:
         causes: seconds of a step by cause.
@@ -87,7 +87,7 @@ def half_width(causes: Mapping[str, float], compute: float, basis: Basis) -> flo
 
 
 def compute_reach(terms: Terms, tokens: float, basis: Basis) -> float:
-    """How far the time of a layer may be off, as a share of it: by every number that counts it.
+    """How far the time of a layer may be off, as a fraction: by all numbers that it is computed from.
 
     Args:
         tokens: of a microbatch.
@@ -103,7 +103,7 @@ def compute_reach(terms: Terms, tokens: float, basis: Basis) -> float:
             name: (replace(setting, software=known.with_constants({name: STEP * known.constants[name]})), prior.log_sd)
             for name, prior in PRIORS.items()
         }
-        squares += _within(basis, "wide_matmul_efficiency") ** 2  # of the device, whatever the framework
+        squares += _within(basis, "wide_matmul_efficiency") ** 2  # of the device, with any framework
     else:
         names = basis.uncertain()
         varied = {name: (replace(setting, numbers=basis.scaled(name, STEP)), _within(basis, name)) for name in names}
@@ -122,5 +122,4 @@ def _reach(basis: Basis, name: str) -> float:
 
 
 def _within(basis: Basis, name: str) -> float:
-    declared = basis.declared.get(name)
-    return 0.0 if declared is None else declared.within
+    return basis.declared[name].within if name in basis.declared else 0.0

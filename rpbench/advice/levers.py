@@ -1,12 +1,12 @@
-"""Levers: what a change of the machine or the batch brings to a plan, and what would turn the order of two around.
+"""Levers: what a change of the machine or the batch brings to a plan, and what would reverse the order of two plans.
 
-A plan that is made stays as it is while links, memories and devices get faster: its actions are timed again. More
-memory and another microbatch are searched anew.
+With faster links, host memory or devices a plan stays as it is and its actions are timed again. More device memory and
+one more microbatch are searched anew.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from math import log
 from typing import NamedTuple
 
@@ -28,8 +28,9 @@ LINKS = (
     "root_complex_bytes_per_s",
 )
 HOST = ("host_bytes_per_s", "host_memory_bytes_per_s")
-# How far a figure may go until an order has turned: four doublings, and then how often an interval is halved.
+# To find the factor that reverses an order: how often a factor doubles, then how often the interval is halved.
 DOUBLINGS, HALVINGS = 4, 4
+Change = Callable[[CostTable, float], CostTable]  # the costs with a figure of the machine times a factor
 
 
 class Lever(NamedTuple):
@@ -37,7 +38,7 @@ class Lever(NamedTuple):
 
     Args:
         name: the change, for people.
-        tokens_per_s: with it, and `gain` over now; None where nothing can be had.
+        tokens_per_s: with the change, and `gain` over now; None if nothing was found.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Lever(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """How much a figure must change until the runner-up is in front; None: not within a factor of sixteen."""
+    """The factor of a figure that puts the runner-up first; None: not within a factor of sixteen."""
 
     name: str
     factor: float | None
@@ -54,39 +55,30 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """A plan with its frame."""
+    """A plan and the frame that times it."""
 
     plan: Tuned
     frame: Frame
 
     @cached_property
     def costs(self) -> CostTable:
-        """Times of all that the plan does."""
         return self.frame.costs(self.plan.partition, self.plan.outcome.keeps)
 
-    def pace(self, change: Callable[[CostTable], CostTable]) -> float:
-        """Tokens per second with costs changed."""
-        return self.plan.outcome.tokens_per_s * self.plan.outcome.step_time_s / self.frame.paced(change(self.costs))
-
-
-def changes() -> dict[str, Callable[[float], Callable[[CostTable], CostTable]]]:
-    """Figures that can change while a plan stays, each as a function of the factor."""
-    return {
-        "links": lambda factor: lambda costs: _on(costs, LINKS, factor),
-        "host memory bandwidth": lambda factor: lambda costs: _on(costs, HOST, factor),
-        "devices": lambda factor: lambda costs: _computing(costs, factor),
-    }
+    def pace(self, change: Change, factor: float) -> float:
+        """Tokens per second with a figure of the machine times a factor."""
+        outcome = self.plan.outcome
+        return outcome.tokens_per_s * outcome.step_time_s / self.frame.paced(change(self.costs, factor))
 
 
 def levers_of(winner: Timed, terms: Terms, with_memory: Callable[[], float | None]) -> list[Lever]:
     """What each change brings to a winner, the best first.
 
     Args:
-        with_memory: the pace with twice the memory, asked for behind what is quicker to tell.
+        with_memory: gives the pace with twice the memory; called last, because it takes longest.
     """
     now = winner.plan.outcome.tokens_per_s
     found: list[tuple[str, float | None]]
-    found = [(f"{name} twice as fast", winner.pace(change(2.0))) for name, change in changes().items()]
+    found = [(f"{name} twice as fast", winner.pace(change, 2.0)) for name, change in CHANGES.items()]
     found.append(_another_microbatch(winner.plan, terms))
     found.append(("twice the device memory", with_memory()))
     levers = [Lever(name, pace, None if pace is None else pace / now - 1) for name, pace in found]
@@ -94,19 +86,17 @@ def levers_of(winner: Timed, terms: Terms, with_memory: Callable[[], float | Non
 
 
 def turns_of(winner: Timed, runner_up: Timed) -> list[Turn]:
-    """How much each figure must change until the second is first."""
-    return [Turn(name, _turning(winner, runner_up, change)) for name, change in changes().items()]
+    """The factor of each figure that puts the runner-up first."""
+    return [Turn(name, _turning(winner, runner_up, change)) for name, change in CHANGES.items()]
 
 
-def _turning(
-    winner: Timed, runner_up: Timed, change: Callable[[float], Callable[[CostTable], CostTable]]
-) -> float | None:
+def _turning(winner: Timed, runner_up: Timed, change: Change) -> float | None:
     """The factor nearest to 1 that puts the runner-up first.
 
-    A plan gets no slower where a figure gets better, which spares most timings: with a better one the second must pass
-    what the first has now, and with a worse one the first must fall below what the second has now.
+    A better figure makes no plan slower, which spares most timings: with a better one the second must exceed the
+    first's pace of now, with a worse one the first must fall below the second's pace of now.
     """
-    first, second = (cache(lambda factor, each=each: each.pace(change(factor))) for each in (winner, runner_up))
+    first, second = (cache(lambda factor, each=each: each.pace(change, factor)) for each in (winner, runner_up))
     first_now, second_now = (each.plan.outcome.tokens_per_s for each in (winner, runner_up))
 
     def may_be_ahead(factor: float) -> bool:
@@ -129,14 +119,14 @@ def _turning(
 
 
 def _halved(ahead: Callable[[float], bool], kept: float, turned: float) -> float:
-    """Where between two factors the order turns."""
+    """The factor between two others at which the order reverses."""
     for _ in range(HALVINGS):
         middle = (kept * turned) ** 0.5
         kept, turned = (kept, middle) if ahead(middle) else (middle, turned)
     return turned
 
 
-def _on(costs: CostTable, figures: tuple[str, ...], factor: float) -> CostTable:
+def _moving(costs: CostTable, factor: float, *, figures: tuple[str, ...]) -> CostTable:
     times = costs.transfer_time
     if not isinstance(times, TransferTimes):
         return costs
@@ -154,6 +144,14 @@ def _computing(costs: CostTable, factor: float) -> CostTable:
     return replace(costs, work=work)
 
 
+# Figures of a machine that can change while a plan stays.
+CHANGES: Mapping[str, Change] = {
+    "links": partial(_moving, figures=LINKS),
+    "host memory bandwidth": partial(_moving, figures=HOST),
+    "devices": _computing,
+}
+
+
 def pace_with_twice_the_memory(
     plan: Tuned,
     terms: Terms,
@@ -161,17 +159,17 @@ def pace_with_twice_the_memory(
     frames: Frames | None = None,
     is_over: Callable[[], bool] | None = None,
 ) -> float | None:
-    """Tokens per second of the best plan then, searched for from this one on.
+    """Tokens per second of the best plan with twice the memory, searched for from this plan on.
 
-    A longer search may find a faster plan that needs no more memory. What it gains is no gain of memory: a plan that
-    does need more is held against that one.
+    A longer search may also find a faster plan that needs no more memory. That is no gain of the memory, so plans that
+    need more are compared with the best that does not.
 
     Args:
         frames: of the plan's own search.
-        is_over: whether time is; what has been found by then counts.
+        is_over: whether the time is over; what was found by then counts.
 
     Returns:
-        None where memory has no limit, or there was no time.
+        None if memory has no limit, or there was no time.
     """
     limit = terms.limits.device_memory_bytes
     if limit is None or (is_over is not None and is_over()):

@@ -1,8 +1,8 @@
-"""Limits: the largest value that a contender still holds, as a search says that is asked again and again.
+"""Limits: the largest value (sequence length, microbatch) that a contender can hold, found by repeated searches.
 
-A bound on the memory of every plan (`rpbench.plan.contest.bounds`) says at once which values cannot be held. Below it a
-search looks for a plan that fits: halving down until there is one, then between what fits and what does not. The same
-the other way round: the least memory with which something fits where nothing does.
+A bound on the memory of all plans (`rpbench.plan.contest.bounds`) excludes values at once. Below it a search looks for
+a plan that fits: it halves the value until there is one, then bisects between what fits and what does not. Likewise it
+finds the least memory with which something fits where nothing does.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import Search, tune
 from rpbench.plan.contest.terms import Terms
 
-FINENESS = 16  # a limit is told to one part in so many
+FINENESS = 16  # a limit is exact to one part in so many
 BUDGET = Budget(work=60, climb_work=100_000)
 SECONDS = 3.0  # of a processor, for one search
-CHANGING = 0.4  # of the time of an advice, for the least memory of both kinds; what is told fits, and less may do
-NEAR = 100_000_000  # bytes between what fits and what does not, below which nobody looks on
+CHANGING = 0.4  # of the time of an advice, for the least memory of both kinds; the answer fits, and less may fit
+NEAR = 100_000_000  # bytes between what fits and what does not, below which the search stops
 Memory = Literal["device_memory_bytes", "host_memory_bytes"]
 
 
@@ -30,10 +30,10 @@ class Limit:
     """The largest value that a contender holds.
 
     Args:
-        value: with a plan that fits; 0: none was found for any.
-        beyond: the least value that was tried without success; None: the largest that there is fits.
-        is_proven: whether a bound says that no plan fits beyond.
-        found: the plan, as whoever asked has it; None where there is none.
+        value: the largest with a plan that fits; 0: none was found for any value.
+        beyond: the least value that was tried without success; None: even the largest possible value fits.
+        is_proven: whether a bound proves that no plan fits beyond.
+        found: what `held` gave for the value; None where there is no plan.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Limit:
 def largest(
     name: str, held: Callable[[int], Any], step: int, most: int, can_hold: Callable[[int], bool] | None = None
 ) -> Limit:
-    """The largest multiple of a step, up to a most, for which there is a plan.
+    """The largest multiple of `step`, up to `most`, for which there is a plan.
 
     Args:
         held: the plan for a value; None where none is found.
-        can_hold: False for values that a bound excludes; it is asked first, and costs less.
+        can_hold: False for values that a bound excludes; asked first, because it is cheaper.
     """
     held = cache(held)
     top, excluded = most // step * step, None
@@ -68,7 +68,7 @@ def largest(
 
 
 def _between(good: Callable[[int], bool], low: int, most: int, step: int) -> tuple[int, int | None]:
-    """A value that is good and the next one tried that is not, by doubling and halving; None: the most is good."""
+    """A good value and the next one tried that is not, by doubling and bisection; None: `most` is good."""
     top = step
     while good(top):
         low = top
@@ -91,7 +91,7 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
     """The limit of a contender on one host.
 
     Args:
-        terms_at: of a value; its microbatches are what a plan may choose from.
+        terms_at: the terms at a value; a plan chooses among their microbatches.
     """
 
     def can_hold(value: int) -> bool:
@@ -113,7 +113,7 @@ def _held(contender: Contender, terms: Terms, seconds: float = SECONDS) -> Tuned
 
 
 class More(NamedTuple):
-    """So many more bytes of one memory with which a schedule fits."""
+    """Extra bytes of one memory with which a schedule fits."""
 
     kind: Memory
     lacks_bytes: int
@@ -121,10 +121,10 @@ class More(NamedTuple):
 
 
 def least_more(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> list[More]:
-    """The least more of a device's memory, and of the host's, with which something fits, the smaller first.
+    """The least extra memory of a device, and of the host, with which something fits, the smaller first.
 
-    What the plans that were found need is enough. Less may be: schedules are asked in the order of what a bound says
-    that they need; those that need more than is known to be enough are not.
+    What the plans found need is enough, and less may be. Schedules are searched in the order of what a bound says they
+    need; those that need more than what is known to be enough are left out.
 
     Args:
         misfits: of all that take part, none of which fits.
@@ -143,7 +143,7 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
     if limit is None:
         return None
     of_device = kind == "device_memory_bytes"
-    # As much as a plan needs that lacks nothing else is enough.
+    # What a plan needs that lacks no other memory is enough.
     known = [(_needs(kind, row.plan), row) for row in misfits if not _other_lack(of_device, row)]
     best, first = min(known, key=lambda pair: pair[0], default=(0, None))
     name = first.plan.contender.name if first else ""
@@ -155,7 +155,7 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
         if best and floor >= best:
             continue
         if _other_lack(of_device, row) and floor == limit:
-            continue  # it lacks both, or the other one
+            continue  # it lacks the other memory
         enough = _enough(kind, row, terms, floor, best, clock)
         if enough:
             best, name = enough, row.plan.contender.name
@@ -163,7 +163,7 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
 
 
 def _needs(kind: Memory, plan: Tuned) -> int:
-    """Bytes of one memory that a plan takes."""
+    """Bytes of one memory that a plan needs."""
     return plan.outcome.peak_bytes if kind == "device_memory_bytes" else plan.outcome.host_bytes
 
 
@@ -172,7 +172,7 @@ def _other_lack(of_device: bool, row: Misfit) -> int:
 
 
 def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, clock: Clock) -> int:
-    """Bytes that are enough for a schedule, down to what is near the least; 0: no less than is known already."""
+    """Bytes that are enough for a schedule, near the least; 0: no fewer than is known already."""
 
     def needed(bytes_: int) -> int:
         roomy = replace(terms, limits=replace(terms.limits, **{kind: bytes_}))

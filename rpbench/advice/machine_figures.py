@@ -1,7 +1,7 @@
 """Machine figures: a machine described by the type of its devices and a few numbers.
 
-What is not given is that of the machine where such devices usually stand, or assumed; `Described.assumed` names it, and
-its uncertainty enters the intervals.
+A figure that is not given is that of the machine where such devices are usually found, or assumed; `Described.assumed`
+names it, and its uncertainty enters the intervals.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
 from rpbench.registry import unknown_name
 
 COUNTS = ("num_devices", "devices_per_node", "device_memory_bytes", "host_memory_bytes")
-# Rates as one describes a machine, and what a machine calls them; one way, bytes a second.
+# Rates as a user names them -> fields of a machine; one way, bytes a second.
 RATES = {
     "intra_bytes_per_s": "intra_bytes_per_s",
     "inter_bytes_per_s": "inter_bytes_per_s",
@@ -20,7 +20,7 @@ RATES = {
     "host_bytes_per_s": "host_bytes_per_s",
 }
 FIGURES = (*COUNTS, *RATES)
-OF_HOSTS = ("host_memory_bytes", "host_bytes_per_s")  # figures that only searches on one host read
+OF_HOSTS = ("host_memory_bytes", "host_bytes_per_s")  # figures that only searches on one host use
 _CHOSEN = {"origin": "chosen", "source": "as described"}
 
 
@@ -29,8 +29,8 @@ class Described:
     """A machine as it was described.
 
     Args:
-        assumed: what was not given, with the value that stands for it.
-        unused: what was given and has no effect, with the reason.
+        assumed: figures that were not given, with the value and source taken instead.
+        unused: figures that were given and have no effect, with the reason.
     """
 
     machine: Machine
@@ -42,11 +42,11 @@ def described(gpu_name: str, given: Mapping[str, str]) -> Described:
     """A machine of devices of a type.
 
     Args:
-        gpu_name: an option of `conf/gpu/`, or how one says it: `RTX 4090`.
+        gpu_name: an option of `conf/gpu/`, or the usual name: `RTX 4090`.
         given: figures by name, as typed; `num_devices` at least.
 
     Raises:
-        ValueError: for an unknown type or figure, all that is missing, or a number that cannot be.
+        ValueError: for an unknown type or figure, a missing `num_devices`, or an impossible number.
     """
     figures = _figures(given)
     if "num_devices" not in figures:
@@ -57,7 +57,7 @@ def described(gpu_name: str, given: Mapping[str, str]) -> Described:
     if usual.gpu is not None:
         keys |= {"name": f"{usual.size}x_{usual.gpu.name}"}
     if "host_link_bytes_per_s" in figures:
-        keys["copy_bytes_per_s"] = None  # measured on another link; a share of this one is assumed
+        keys["copy_bytes_per_s"] = None  # measured on another link; a fraction of this one is assumed
     if "intra_bytes_per_s" in figures:
         keys["collective_bytes_per_s"] = None
     keys |= {RATES.get(name, name): int(value) if name in COUNTS else value for name, value in figures.items()}
@@ -73,7 +73,7 @@ def described(gpu_name: str, given: Mapping[str, str]) -> Described:
 
 
 def _assumed(found: Machine, figures: Mapping[str, float], unread: tuple[str, ...]) -> dict[str, str]:
-    """What stands for rates and sizes that nobody gave."""
+    """The values taken for rates and sizes that were not given."""
     said: dict[str, str] = {}
     for name, own in {**RATES, "host_memory_bytes": "host_memory_bytes"}.items():
         if name in figures or name in unread:

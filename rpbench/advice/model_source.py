@@ -1,4 +1,4 @@
-"""Model source: the model of a Hugging Face `config.json`, or of sizes, as the cost model of schedules takes it."""
+"""Model source: the architecture of a Hugging Face `config.json`, or of sizes on the command line."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from rpbench.workload.architecture import LARGEST, Architecture, unknown_key
 from rpbench.workload.counts import Experts, Latent
 from rpbench.workload.huggingface import assumed, context_of, from_config
 
-# Local cache: configs of Hugging Face that were fetched earlier. Nothing is downloaded.
+# Local cache: configs that Hugging Face's tools fetched earlier. Nothing is downloaded.
 #
 # The cache's layout is that of huggingface_hub: `models--ORG--NAME/refs/main` holds a revision, and
 # `snapshots/REVISION/config.json` the file. Source: huggingface_hub's guide "Understand caching".
@@ -29,15 +29,15 @@ def cache_folder() -> Path:
     """The folder of the cache, as the environment says it."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"])
-    home = os.path.expanduser("~")  # which, unlike Path.home, gives an answer to a user without one
+    home = os.path.expanduser("~")  # unlike Path.home, it works for a user without a home
     general = os.environ.get("XDG_CACHE_HOME") or Path(home) / ".cache"
     return Path(os.environ.get("HF_HOME") or Path(general) / "huggingface") / "hub"
 
 
 def cached_config(name: str) -> Path | None:
-    """The `config.json` of a name such as `meta-llama/Llama-3.2-3B` in the cache; None if it was never fetched.
+    """The cached `config.json` of a name such as `meta-llama/Llama-3.2-3B`; None if it was never fetched.
 
-    The revision is that of the branch `main`; without one, the only revision that is there.
+    The revision is that of branch `main`, or without one the only revision in the cache.
     """
     if not NAME.fullmatch(name) or ".." in name:
         return None
@@ -51,7 +51,7 @@ def cached_config(name: str) -> Path | None:
 
 
 def cached_name(path: Path) -> str | None:
-    """The name, without its organisation, of a config that lies in such a cache; None if it does not."""
+    """The name, without its organisation, of a config in such a cache; None for other files."""
     folder = path.parent.parent.parent.name
     if path.parent.parent.name != "snapshots" or not folder.startswith(PREFIX):
         return None
@@ -65,20 +65,17 @@ SIZES = (
     *(f"{part}.{each.name}" for part, kind in PARTS.items() for each in fields(kind)),
 )
 REQUIRED = ("num_layers", "hidden", "heads", "vocab")
-# How a model is trained, which its config.json leaves open; `finetune` is how one asks for the first.
+# How a model is trained, which its config.json leaves open; on the command line the first is `finetune`.
 TRAINING = ("training_mode", "lora_rank", "lora_targets", "frozen_layers", "optimizer_bits")
 USUAL_RANK = 16  # of adapters, where none is given; as in PEFT's own examples
 EXAMPLE = "num_layers=28 hidden=3072 heads=24 key_value_heads=8 inner=8192 vocab=128256"
 
 
 def config_path(source: str) -> Path | None:
-    """The `config.json` that a name stands for: the file, the one in that folder, or in Hugging Face's local cache.
-
-    None if it stands for none of them.
-    """
+    """The `config.json` that a name stands for: the file, one in that folder, or one in Hugging Face's local cache."""
     path = Path(source)
     inside = path / "config.json"
-    if os.path.isfile(inside):  # unlike Path.is_file, it bears a name that is too long
+    if os.path.isfile(inside):  # unlike Path.is_file, it accepts names that are too long
         return inside
     if os.path.isfile(path) and path.suffix == ".json":
         return path
@@ -89,7 +86,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The fields of a `config.json`.
 
     Raises:
-        ValueError: if it cannot be read, or is no complete JSON object.
+        ValueError: if it cannot be read, or is not a complete JSON object.
     """
     try:
         found = parsed(read_text(path))
@@ -111,7 +108,7 @@ def architecture_of(path: Path) -> Architecture:
         ValueError: naming the file, and the field that is missing or not modelled.
     """
     values = read_config(path)
-    place = Path(os.path.abspath(path))  # files of a cache are links; what they point at has no name
+    place = Path(os.path.abspath(path))  # files of a cache are links to files without a model's name
     values["_name_or_path"] = _plain_name(values.get("_name_or_path") or cached_name(place) or place.parent.name)
     try:
         return from_config(values)
@@ -123,7 +120,7 @@ def context_in(path: Path) -> int | None:
     """Tokens that the model of a `config.json` has positions for; None if it does not say.
 
     Raises:
-        ValueError: as of `architecture_of`.
+        ValueError: as `architecture_of`.
     """
     values = read_config(path)
     try:
@@ -133,15 +130,15 @@ def context_in(path: Path) -> int | None:
 
 
 def assumed_in(path: Path) -> tuple[str, ...]:
-    """What is assumed of the model of a `config.json` where it says more than is modelled, a sentence each."""
+    """What is assumed where a `config.json` says more than is modelled, a sentence each."""
     return assumed(read_config(path))
 
 
 def trained(model: Architecture, given: Mapping[str, str]) -> Architecture:
-    """The model as it is asked to be trained: `training_mode`, `lora_rank`, `lora_targets`, as typed.
+    """The model with settings of its training as typed: `training_mode`, `lora_rank`, `lora_targets`, ...
 
     Raises:
-        ValueError: as of `Architecture`.
+        ValueError: as `Architecture`.
     """
     return replace(model, **_with_rank({name: typed_value(name, text) for name, text in given.items()}))
 
@@ -156,7 +153,7 @@ def model_of_sizes(given: Mapping[str, str]) -> Architecture:
     """The model of sizes as typed, such as `num_layers=28`.
 
     Raises:
-        ValueError: for an unknown size, one that is no number, or all that are missing.
+        ValueError: for an unknown size, one that is not a number, or missing sizes.
     """
     for name in given:
         if name not in SIZES:
@@ -204,6 +201,6 @@ def typed_value(name: str, text: str) -> Any:
 
 
 def _plain_name(words: str) -> str:
-    """A name without what paths and command lines give a meaning to."""
+    """A name without characters that are special in paths and command lines."""
     plain = unicodedata.normalize("NFKD", words.rsplit("/", 1)[-1]).encode("ascii", "ignore").decode()
     return "".join(letter if letter.isalnum() else "_" for letter in plain).strip("_").lower() or "model"

@@ -1,8 +1,7 @@
-"""Probing: the plans of leading contenders, tried for others that accept them, or begun with.
+"""Probing: plans of leading contenders, tried for other contenders or used as the start of their searches.
 
-What is good for one is often good for its kin: how large a microbatch is, what runs again, how many stages a device
-has, and where another has as many stages, their cut. A search would come there one dimension at a time, if time were
-left.
+What suits one contender often suits its kin: the microbatch size, what is recomputed, the number of stages on a device,
+and with as many stages also their cut. A search of its own would get there one dimension at a time, if it had the time.
 """
 
 from collections.abc import Iterable
@@ -13,17 +12,17 @@ from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import OPTION, Setting
 from rpbench.plan.contest.search import Known, Search
 
-LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that go with a plan
+LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that are lent with a plan
 MOST_LENDERS = 2  # of each placement of stages
-WORTH = 0.01  # what a bound must leave to gain, as a share of a pace
+WORTH = 0.01  # the gain that a bound must leave, as a fraction of a pace
 
 
 class Kind(NamedTuple):
-    """What is good for one kind of contender is seldom good for another.
+    """A kind of contender; what suits one kind seldom suits another.
 
     Args:
         moves: whether weights move.
-        moves_each_time: on every device, for each microbatch.
+        moves_each_time: whether they move on every device for each microbatch.
         separate_cuts: whether both directions are cut apart.
         overlaps: whether steps overlap, so that filling and draining hardly count, and more weights are kept.
     """
@@ -35,11 +34,11 @@ class Kind(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """A plan that fits, for others.
+    """A plan that fits, lent to other contenders.
 
     Args:
-        pace: that it has where it is from.
-        values: of the dimensions `LENT`, and of the schedule's options.
+        pace: with its own contender.
+        values: of the dimensions in `LENT` and of the schedule's options.
         kind: of its contender.
         placement: the devices of each stage.
     """
@@ -52,7 +51,7 @@ class Loan(NamedTuple):
 
 
 def loan_of(search: Search) -> Loan | None:
-    """The best plan of a search; None where none fits."""
+    """The best plan of a search; None if none fits."""
     pace = search.best_pace()
     if not pace:
         return None
@@ -63,14 +62,14 @@ def loan_of(search: Search) -> Loan | None:
 
 
 def kind_of(search: Search, setting: Setting | None = None) -> Kind:
-    """The kind of a contender, by a setting that its schedule takes; None: by its best."""
+    """The kind of a contender at a setting that its schedule takes; None: at its best."""
     setting, sketcher = setting or search.best().setting, search.sketcher
     separate = search.contender.entry.separate_cuts
     return Kind(search.bounds.moves, sketcher.moves_each_time(setting), separate, sketcher.overlaps(setting))
 
 
 def leading(loans: Iterable[Loan | None]) -> list[Loan]:
-    """The fastest of them for each placement of stages, of each kind, that differ in more than the cut."""
+    """The fastest loans of each placement of stages and kind that differ in more than the cut."""
     found: dict[tuple[object, ...], dict[tuple[tuple[str, Any], ...], Loan]] = {}
     for loan in sorted(filter(None, loans), key=lambda each: -each.pace):
         alike = found.setdefault((len(loan.cut.backward), loan.placement, loan.kind), {})
@@ -80,9 +79,7 @@ def leading(loans: Iterable[Loan | None]) -> list[Loan]:
 
 
 def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
-    """The fastest plans of a contender's kind, for each number of stages one, those with the same placement of stages
-    before the others.
-    """
+    """The fastest plan of a contender's kind for each number of stages; the same placement of stages first."""
     alike, others = dict[int, Known](), dict[int, Known]()
     for loan in sorted(loans, key=lambda each: -each.pace) if not search.contender.entry.separate_cuts else ():
         setting = _with_values(search, search.space.first, loan)
@@ -95,14 +92,15 @@ def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
 
 
 def borrow(search: Search, loan: Loan, work: int) -> None:
-    """Try a plan for a contender, with its own options as they are and each of them changed, and search on from there.
+    """Try a plan for a contender, with its own options as they are and with each one changed; search on from the best.
 
     Args:
-        work: that the way on may take at most.
+        work: the most that the further search may take.
     """
     timed = list[Setting]()
-    alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # either may help here
-    for setting in _settings_with(search, loan) if alike else ():
+    alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # steps may overlap or not
+    first = _with_values(search, search.best().setting, loan)
+    for setting in (first, *search.space.other_options(first)) if alike else ():
         if search.time_is_over():
             return
         if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
@@ -120,14 +118,8 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
         search.climb_from(best.setting, best.cut, work)
 
 
-def _settings_with(search: Search, loan: Loan) -> list[Setting]:
-    """A contender's best setting with what it accepts of a plan, and with one option changed beside it."""
-    setting = _with_values(search, search.best().setting, loan)
-    return [setting, *search.space.other_options(setting)]
-
-
 def _with_values(search: Search, setting: Setting, loan: Loan) -> Setting:
-    """A setting with what a contender accepts of a plan."""
+    """A setting with the values of a plan that the contender accepts."""
     for name, value in loan.values:
         if value in search.space.dimensions.get(name, ()):
             setting = setting.changed(name, value)

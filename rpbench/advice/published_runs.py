@@ -1,13 +1,13 @@
-"""Published runs: the bars of figure 10 as requests to the simulator of schedules, beside its predictor of systems.
+"""Published runs: the bars of figure 10, simulated as schedules, beside the predictor of whole systems.
 
-Each system of the published tables is the registered schedule that it runs, with the batch, the microbatches and the
-accumulation of its run script and everything charged. What a schedule does not say is left out, and named in `LACKS`.
+Each system of the published tables is simulated as the registered schedule that it runs, with the batch, microbatches
+and accumulation of its run script and everything charged. `lacks` names what the schedule leaves out of a system.
 
-A step of replicas grows by the same time with every micro-step, so that a few are simulated and the rest continued.
+A step of replicas grows by the same time with every micro-step: a few are simulated, and the rest extrapolated.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rpbench.advice.causes import causes_of
@@ -24,17 +24,17 @@ from rpbench.predict import roundpipe
 from rpbench.predict.case import Case
 from rpbench.predict.megatron import bound_cut
 
-# Optimizer steps in a row, and micro-steps of replicas that are simulated of a step.
-STEPS, FEW_CALLS = 6, (1, 3)  # of overlapping steps three in the middle count
+STEPS = 6  # optimizer steps in a row; where steps overlap, three in the middle count
+FEW_CALLS = (1, 3)  # micro-steps of replicas that are simulated
 
 
 class System(NamedTuple):
-    """What stands for a system.
+    """The schedule that stands for a system.
 
     Args:
-        schedule: registered name; `late` with updates one step late.
+        schedule: registered name; with `late`, updates are one step late.
         replicated: whether every device trains microbatches of its own.
-        lacks: terms of the system that the schedule does not hold.
+        lacks: what the system does and the schedule leaves out.
     """
 
     schedule: str
@@ -70,11 +70,11 @@ SYSTEMS: Mapping[str, System] = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """A published run as the simulator of schedules has it.
+    """A published run, simulated as a schedule.
 
     Args:
-        step_time_s: of a whole step; `why` by cause.
-        outcome: pace and memory of what was simulated.
+        step_time_s: of a whole step; `why` splits it by cause.
+        outcome: pace and memory of the simulated steps.
     """
 
     case: Case
@@ -91,7 +91,7 @@ class Simulated:
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What the system does that the schedule does not say; loops over experts only where there are some."""
+        """What the system does and the schedule leaves out; loops over experts only if the model has experts."""
         terms = SYSTEMS[self.case.system].lacks
         return tuple(term for term in terms if term != _EXPERTS or self.case.model.experts is not None)
 
@@ -107,54 +107,41 @@ def simulated(case: Case, cluster: Machine) -> Simulated:
     """
     if case.system not in SYSTEMS:
         raise ValueError(f"system={case.system}: no schedule stands for it; there are {', '.join(SYSTEMS)}")
-    system = SYSTEMS[case.system]
-    return _replicated(case, cluster, system) if system.replicated else _whole(case, cluster, system)
-
-
-def _whole(case: Case, cluster: Machine, system: System) -> Simulated:
-    settings = case.settings
+    system, settings = SYSTEMS[case.system], case.settings
+    if system.replicated:
+        return _replicated(case, cluster, system)
     num = settings.num_calls * (settings.chunks.num if settings.num_microbatches > 1 else 1)
-    size = settings.global_sequences / num
-    options: dict[str, Any] = {}
-    if system.schedule == "roundpipe":
-        options = {"round_size": settings.chunks.num, "asynchronous": system.late}
-    frame, cut, who, setting = _framed(case, cluster, system, size, settings.global_sequences, options)
-    outcome = frame.outcome(cut, "all")
-    why = causes_of(frame, cut, outcome.keeps)
-    return Simulated(case, who, setting, cut, outcome, outcome.step_time_s, why)
+    return _run(case, cluster, system, settings.global_sequences / num, settings.global_sequences)
 
 
 def _replicated(case: Case, cluster: Machine, system: System) -> Simulated:
-    """A few micro-steps and more of them; every one of the rest takes what the last of these took."""
+    """Steps of few and of more micro-steps; each of the remaining ones adds as much as the last of these did."""
     size, calls = case.settings.microbatch_sequences, case.settings.num_calls
     few, more = (min(calls, number) for number in FEW_CALLS)
-    found = {}
-    for number in {few, more}:
-        sequences = round(size * case.num_devices * number)
-        frame, cut, who, setting = _framed(case, cluster, system, size, sequences, system.options)
-        outcome = frame.outcome(cut, "all")
-        found[number] = outcome, causes_of(frame, cut, outcome.keeps)
-    last, why = found[more]
+    found = {
+        number: _run(case, cluster, system, size, round(size * case.num_devices * number)) for number in {few, more}
+    }
+    first, last = found[few], found[more]
     ahead = (calls - more) / max(1, more - few)
-    grown = {name: seconds + ahead * (seconds - found[few][1][name]) for name, seconds in why.items()}
-    step_s = last.step_time_s + ahead * (last.step_time_s - found[few][0].step_time_s)
-    return Simulated(case, who, setting, cut, last, step_s, grown)
+    grown = {name: seconds + ahead * (seconds - first.why[name]) for name, seconds in last.why.items()}
+    return replace(last, step_time_s=last.step_time_s + ahead * (last.step_time_s - first.step_time_s), why=grown)
 
 
-def _framed(
-    case: Case, cluster: Machine, system: System, size: float, sequences: int, options: Mapping[str, Any]
-) -> tuple[Frame, Partition, Contender, Setting]:
-    who = contender(system.schedule, late=system.late)
-    every = {**who.entry.options, **system.options, **options}
-    cut = _cut(case, system)
+def _run(case: Case, cluster: Machine, system: System, size: float, sequences: int) -> Simulated:
+    """A run with so many sequences a step, in microbatches of `size`."""
+    who, cut = contender(system.schedule, late=system.late), _cut(case, system)
+    options = {**who.entry.options, **system.options}
+    if system.schedule == "roundpipe":
+        options |= {"round_size": case.settings.chunks.num, "asynchronous": system.late}
     chunks = None if who.entry.separate_cuts else len(cut.forward) // case.num_devices
-    setting = Setting(size, chunks, "all", 1, tuple(every.items()))
-    terms = terms_of_run(case, cluster, system, size, sequences)
-    return Frame(who, setting, terms, cut, STEPS), cut, who, setting
+    setting = Setting(size, chunks, "all", 1, tuple(options.items()))
+    frame = Frame(who, setting, terms_of_run(case, cluster, system, size, sequences), cut, STEPS)
+    outcome = frame.outcome(cut, "all")
+    return Simulated(case, who, setting, cut, outcome, outcome.step_time_s, causes_of(frame, cut, outcome.keeps))
 
 
 def terms_of_run(case: Case, cluster: Machine, system: System, size: float, sequences: int) -> Terms:
-    """The terms of a run: its batch, its kernels, its machine less what its processes reserve."""
+    """The terms of a run: its batch, its kernels, and its machine's memory less what processes reserve."""
 
     def setting(sequences: float) -> LayerSetting:
         return setting_of(case.model, sequences * case.model.seq_len, case.basis, case.software)
@@ -173,7 +160,7 @@ def terms_of_run(case: Case, cluster: Machine, system: System, size: float, sequ
 
 
 def _cut(case: Case, system: System) -> Partition:
-    """The cut of the run as the predictor has it; of replicas, a layer a stage as their checkpoints are."""
+    """The predictor's cut of the run; for replicas one layer a stage, as they recompute."""
     devices, layers = case.num_devices, case.model.num_layers
     if system.schedule == "roundpipe":
         return roundpipe.planned(case)

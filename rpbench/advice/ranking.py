@@ -24,7 +24,7 @@ from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 
-# Looked at first, in this order: who leads in figure 10, and one of every kind. The others begin near their plans.
+# Looked at first, in this order: the leaders of figure 10, and one of every kind. The others begin near their plans.
 FIRST = (
     *("roundpipe", "1f1b", "zero_3", "interleaved_1f1b", "pipedream_2bw", "dualpipe_v", "zero_infinity", "mobius"),
     *("xpipe", "zero_2", "greedysnake", "zero_offload"),
@@ -42,10 +42,10 @@ class Advice:
     """What to run, and why.
 
     Args:
-        ranking: what fits, the fastest first; without `late` only what trains exactly as plain training does.
-        ranking_late: the others, whose gradients are of older weights; empty where they are in the ranking.
+        ranking: plans that fit, the fastest first; without `late` only of methods that train exactly as plain training.
+        ranking_late: the others, whose gradients are of older weights; empty if they are in the ranking.
         does_not_fit: contenders without a plan that fits, those that lack least first.
-        levers: what changes would bring to the first; `turns` what would put the second in front.
+        levers: what changes would bring to the first; `turns`: what would put the second first.
         left_out: contenders that take no part, with the reason.
     """
 
@@ -87,18 +87,18 @@ def advise(
     late: bool = False,
     framework: str | None = None,
 ) -> Advice:
-    """Every schedule's best plan on equal terms, ranked, with its reasons.
+    """Every schedule's best plan on equal terms, ranked, with reasons.
 
     Args:
         basis: the figures and constants behind the terms, for the intervals.
         names: schedules that take part; None: all, and those with a late update once more.
         processes: that search side by side.
-        thorough: also search to the end what is far behind.
-        seconds: of a processor's time, on each of the processes, for the searches. What was searched in part is ranked
-            with what was found; what has not begun is left out by name. None: no end. Wall time would make the
-            answer depend on who else is busy.
-        framework: only what runs there today; None: whatever runs anywhere.
-        late: whether methods whose gradients are of older weights join the ranking; otherwise they have their own.
+        thorough: also search contenders that are far behind to the end.
+        seconds: processor time of each process for the searches; None: no limit. A search that was cut short is ranked
+            with what it found; one that did not begin is left out by name. With wall time the answer would depend on
+            other load.
+        framework: only schedules that run there today; None: all.
+        late: whether methods with gradients of older weights join the ranking; otherwise they have their own.
 
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
@@ -133,7 +133,7 @@ def advise(
 
 
 def _beside_the_first(rows: Sequence[Ranked], terms: Terms, basis: Basis) -> tuple[Ranked, ...]:
-    """The rows, each with how far the ratio of its pace to that of the first may be off."""
+    """The rows, each with how far the ratio of its pace to the first row's may be off."""
     if not rows:
         return ()
     first = rows[0]
@@ -154,7 +154,7 @@ def _searched(
     limit = inf if seconds is None else seconds
     num_first = sum(each.entry.name in FIRST for each in asked)
     glances, spent = dict[int, Glance](), 0.0
-    for part in (range(num_first), range(num_first, len(asked))):  # who is not among the first begins near their plans
+    for part in (range(num_first), range(num_first, len(asked))):  # the others begin near the plans of the first
         loans = leading(glance.loan for glance in glances.values())
         shares = [[number for number in side.share.numbers if number in part] for side in sides]
         later = [sum(number >= part.stop for number in side.share.numbers) for side in sides]
@@ -182,7 +182,7 @@ def _searched(
 
 
 def _whole(row: _Row, who: Contender) -> _Row:
-    """The row with its contender, which does not travel."""
+    """The row with its contender, which is not sent between processes."""
     if isinstance(row, str):
         return row
     found = replace(row, plan=replace(row.plan, contender=who))
@@ -194,7 +194,7 @@ def _whole(row: _Row, who: Contender) -> _Row:
 def _what_would_change(
     leaders: Sequence[tuple[int, Tuned]], sides: Sequence[Side], seconds: float | None
 ) -> tuple[tuple[Lever, ...], tuple[Turn, ...]]:
-    """Levers of the first, told where its frame is, and beside it what would put the second before it."""
+    """Levers of the first, computed in the process with its frame, and what would put the second first."""
     if not leaders:
         return (), ()
     limit = inf if seconds is None else CHANGING * seconds
@@ -238,7 +238,7 @@ def _uses_the_host(each: Contender, terms: Terms) -> bool:
 
 
 def _place(each: Contender) -> int:
-    """Where in the order of first looks a contender has its turn."""
+    """A contender's place in the order of first looks."""
     known = (*FIRST, *LAST)
     if each.entry.name not in known:
         return len(FIRST)
@@ -257,7 +257,7 @@ def _row(terms: Terms, basis: Basis, reaches: dict[float, float], plan: Tuned, f
 
 
 def _filled(plan: Tuned, frames: Frames) -> Tuned | None:
-    """The best plan beside one whose cut has stages without layers, which some frameworks cannot have."""
+    """The best similar plan without empty stages, which some frameworks cannot run; None if this one has none."""
     counts = plan.partition.forward
     if 0 not in counts[1:-1] or plan.partition.forward != plan.partition.backward:
         return None

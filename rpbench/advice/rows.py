@@ -1,4 +1,4 @@
-"""Rows: the plans of an advice as JSON holds them, each with all that it takes to start it."""
+"""Rows: the plans of an advice as JSON, each with all that is needed to run it."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import read_keys
 
-COVERED = 0.01  # of a plan's pace: what no other plan of its contender can gain counts as searched to the end
+COVERED = 0.01  # a plan whose `gap` is at most this fraction counts as searched to the end
 HERE = "here only"
 _FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
@@ -34,8 +34,13 @@ SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
 CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
 # Plans without a pipeline by what their replicas share, as one host names them.
 ALONE = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
-WORK = ("kernels", "recompute", "collectives", "host")  # what an order's work is made of, in the order of their sum
-RECOMPUTE_WORD = {"full": "all", "none": "none"}  # of meshes, in the words of a run
+WORK = (
+    "kernels",
+    "recompute",
+    "collectives",
+    "host",
+)  # parts of an order's work, in the order in which they are summed
+RECOMPUTE_WORD = {"full": "all", "none": "none"}  # word of a mesh -> word of a run
 _STUDY = Path(rpbench.__file__).parents[1] / "analysis" / "kept" / "convergence_study.csv"
 SECONDS_A_DAY = 86_400
 
@@ -45,12 +50,12 @@ class Ranked:
     """A plan that fits.
 
     Args:
-        low, high: tokens per second that nine of ten errors of the figures leave.
-        staleness_steps: between the weights that a gradient is of and those that it changes.
+        low, high: interval of tokens per second that holds nine of ten errors of the figures.
+        staleness_steps: steps between the weights that a gradient was computed on and those that it changes.
         why: seconds of a step by cause.
         memory: bytes of the fullest device by class.
-        filled: the best of the cuts beside it in which every stage holds something; None where it is one itself.
-        ratio_reach: of its pace to that of the first row (`rpbench.advice.interval.ratio_reach`).
+        filled: the best similar cut without empty stages; None where the plan has none.
+        ratio_reach: of the ratio of its pace to the first row's (`rpbench.advice.interval.ratio_reach`).
     """
 
     plan: Tuned
@@ -73,8 +78,8 @@ class Misfit:
     """A contender without a plan that fits.
 
     Args:
-        plan: the one that lacks least, `device_lacks_bytes` of a device and `host_lacks_bytes` of the host.
-        is_proven: whether a bound says that no plan fits; otherwise the search has found none.
+        plan: the one that lacks least: `device_lacks_bytes` on a device and `host_lacks_bytes` on the host.
+        is_proven: whether a bound proves that no plan fits; otherwise the search has found none.
     """
 
     plan: Tuned
@@ -84,7 +89,7 @@ class Misfit:
 
 
 def runs_in(name: str) -> Sequence[str]:
-    """Who runs a schedule today, this project aside."""
+    """The frameworks that run a schedule today; `HERE` if only this project does."""
     return RUNS_IN.get(name, (HERE,))
 
 
@@ -118,7 +123,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
 
 
 def _ssd(plan: Tuned, terms: Terms) -> dict[str, Any]:
-    """What a plan has on SSDs, writes there in a step, and how long they last; nothing where it uses none."""
+    """Bytes on SSDs, bytes written in a step, and days until the SSDs are worn; empty where a plan uses none."""
     ssd, on_ssd = terms.cluster.ssd, ON_SSD[dict(plan.setting.options).get("ssd", "none")]
     if ssd is None or not on_ssd:
         return {}
@@ -128,7 +133,7 @@ def _ssd(plan: Tuned, terms: Terms) -> dict[str, Any]:
 
 
 def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
-    """The command that writes a plan for a framework, and where it takes another cut, that one with its pace."""
+    """The command that writes a plan for a framework; if that needs another cut, a note with the cut and its pace."""
     export, note = _export(row.plan, command), None
     beside = row.filled if "torchtitan" in runs_in(row.plan.contender.entry.name) else None
     if beside is not None and "format=torchtitan" not in (export or ""):
@@ -142,7 +147,7 @@ def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
 
 
 def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float) -> dict[str, Any]:
-    """What a pace is worth."""
+    """MFU, tokens a day, and the price of tokens."""
     price = cluster.price_usd_per_hour
     return {
         "mfu": mfu(model, cluster, num_devices, pace),
@@ -155,14 +160,14 @@ def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float)
 
 
 def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared) -> dict[str, Any]:
-    """A mesh that fits, as `plain_row` tells a plan of one host.
+    """A mesh that fits, with the fields of `plain_row`.
 
-    A search over meshes times every plan, most by closed forms: how far the best is ahead has no bound (`gap`).
+    A search over meshes times every plan, most by closed forms, so that there is no bound on better plans (`gap`).
 
     Args:
-        reach: the factor above and below its pace that nine of ten errors stay within.
+        reach: the factor above and below its pace that holds nine of ten errors.
         first: the fastest.
-        shared: what both may be off alike.
+        shared: the errors that both share.
     """
     job, memory = found.job, {name: round(size) for name, size in found.memory.items()}
     pace = found.tokens_per_s_per_device * job.machine.size
@@ -202,7 +207,7 @@ def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared)
 
 
 def leads_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By how much the first row leads each other one, as a share of that one's pace, and where nine of ten lie."""
+    """The first row's lead over each other one, as a fraction of that one's pace, with an interval for nine of ten."""
     found = []
     for row in rows[1:]:
         ratio, reach = rows[0]["tokens_per_s"] / row["tokens_per_s"], row["ratio_reach"]
@@ -212,7 +217,7 @@ def leads_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def mesh_misfit(job: Job) -> dict[str, Any]:
-    """A mesh that does not fit, as `plain_misfit` tells a contender of one host."""
+    """A mesh that does not fit, with the fields of `plain_misfit`."""
     found = fullest(job)
     return {
         "schedule": mesh_name(job),
@@ -226,7 +231,7 @@ def mesh_misfit(job: Job) -> dict[str, Any]:
 
 
 def mesh_name(job: Job) -> str:
-    """The schedule of a mesh, or without a pipeline the method, as one host names it."""
+    """The schedule of a mesh, or without a pipeline the method's name on one host."""
     mesh = job.mesh
     if mesh.pipeline > 1:
         return job.schedule
@@ -234,7 +239,7 @@ def mesh_name(job: Job) -> str:
 
 
 def mesh_options(job: Job) -> dict[str, Any]:
-    """Sizes of a mesh and what is chosen with it, in the words of one host where there are some."""
+    """Sizes and choices of a mesh, in the words of one host where they exist."""
     return {
         **{name: getattr(job.mesh, name) for name in (*AXES, "expert")},
         "shares": job.mesh.sharing.what,
@@ -247,7 +252,7 @@ def mesh_options(job: Job) -> dict[str, Any]:
 
 
 def mesh_runs_in(job: Job) -> tuple[str, ...]:
-    """Who runs a mesh today, this project aside: its order, what its replicas share, and its shards of a layer."""
+    """The frameworks that run a mesh today: its order, what its replicas share, and its shards of layers."""
     mesh = job.mesh
     name = job.schedule if mesh.pipeline > 1 else ALONE[mesh.sharing.what]
     name = "data_parallel" if name == "zero_1" else name
@@ -258,7 +263,7 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
 
 
 def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
-    """What a search over meshes may choose from where a framework is to run it; None: any.
+    """The space of a search over meshes whose plan a framework is to run; None: any framework.
 
     Raises:
         ValueError: if it runs none of the schedules.
@@ -308,7 +313,7 @@ def plain_misfit(row: Misfit) -> dict[str, Any]:
 
 
 def parameters(model: Architecture) -> dict[str, int]:
-    """Parameters of a model: all, those that a token meets, and those that are trained."""
+    """Numbers of parameters: all, those that a token uses, and those that are trained."""
     total = model.experts.total if model.experts else None
     idle = model.layer_matrix_weights(total) - model.layer_matrix_weights(None)
     every = model.total_parameters
@@ -316,10 +321,10 @@ def parameters(model: Architecture) -> dict[str, int]:
 
 
 def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: float) -> float | None:
-    """Model FLOPs of a pace, over the devices' 16-bit peak; None where nobody knows that.
+    """Model FLOPs a second over the devices' 16-bit peak; None if the peak is unknown.
 
-    A backward takes twice a forward, once where adapters alone are trained, and nothing through frozen layers. What
-    runs again counts for nothing.
+    A backward counts as two forwards, as one if only adapters are trained, and as none in frozen layers. Recomputation
+    does not count.
 
     Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
@@ -367,14 +372,14 @@ def _options(plan: Tuned) -> dict[str, Any]:
 
 
 def _export(plan: Tuned, command: str) -> str | None:
-    """The command that writes the plan for a framework; None where `show` writes for none that runs it."""
+    """The command that writes the plan for a framework; None if `show` has no format for any that runs it."""
     entry, counts = plan.contender.entry, plan.partition.forward
     for framework in runs_in(entry.name):
         staged = entry.lower is None and not entry.tensor_parallel
         if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
-            continue  # a stage of torchtitan's has a module at least: `_exported` has the cut beside it
+            continue  # torchtitan has no empty stages: `_exported` offers another cut
         shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
-        # What is at home where its sharing is not charged, and so what fits, is another matter.
+        # Methods that move states keep these words: without them nothing is sharded, and other plans fit.
         left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")
         words = [word for word in shown.split(" ") if not word.startswith(left_out)]
         return " ".join([*words, f"format={EXPORTS[framework]}"])
@@ -382,7 +387,7 @@ def _export(plan: Tuned, command: str) -> str | None:
 
 
 def _convergence(name: str) -> dict[str, Any] | None:
-    """What updates as late as these cost in our study (docs/convergence.md), beside synchronous ones; None: unknown."""
+    """Losses of such late updates and of synchronous ones in our study (docs/convergence.md); None: unknown."""
     study = _study()
     late, plain = study.get(_FRAMEWORKS["studied"].get(name, "")), study.get("1f1b")
     if late is None or plain is None:

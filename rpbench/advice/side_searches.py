@@ -1,22 +1,21 @@
-"""Side searches: the contenders of an advice, dealt out to processes that look at all of theirs and finish the best.
+"""Side searches: the contenders of an advice, dealt to processes. Each looks at all of its own and finishes the best.
 
-    look      the first setting of some of every kind, with a cut and everything that moves; then of the others, which
-              begin near the plans of these (`rpbench.advice.probing`)
-    turns     whether anything fits, of those without a plan by then (`rpbench.advice.whole_layers`); the search of
-              each goes on, the most promising first
-    finish    plans that lead by then, wherever, are tried for all (`rpbench.advice.probing`); the search of each to
-              its end, while there is time
-    change    what would change for the leaders, where their frames are
+    look      time the first setting, with a cut and all transfers, of a few contenders of every kind; then of the
+              others, near the plans of these (`rpbench.advice.probing`)
+    turns     for contenders without a plan, find whether any fits (`rpbench.advice.whole_layers`); go on with the
+              searches in turn, the most promising first
+    finish    try the leading plans of all processes for every contender (`rpbench.advice.probing`); search each to its
+              end, while there is time
+    change    compute what would change for the leaders, in the process that has their frames
 
-Time is that of a processor, in each process. A contender whose search was cut short is ranked with what it has, and
-says so; one that was not looked at is left out by name.
+Times are processor times of each process. A contender whose search was cut short is ranked with what it has, and says
+so; one that was not looked at is left out by name.
 """
 
 import gc
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from math import inf
@@ -34,32 +33,37 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.side_processes import side_processes
 
-# Of the time: what first looks may take, each of them, each that begins near plans of others and tries its own options
-# there, and the search of who leads then.
-LOOKING, ONE_LOOK, NEAR_PLANS, LEADING = 0.75, 0.04, 0.04, 0.08
-# And each turn of a search behind these; the bounds of rows, which are looser after it; what would change.
-ONE_TURN, BOUNDING, CHANGING = 0.03, 0.05, 0.06
-# Of what is left behind the looks and the leader, for turns; of what is left behind these, for plans of others; and of
-# what is left of the rest, for one search of the fastest.
-TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
+# Fractions of the time:
+LOOKING = 0.75  # for all first looks
+ONE_LOOK = 0.04  # for one of them
+NEAR_PLANS = 0.04  # for one that begins near the plans of others and tries its own options there
+LEADING = 0.08  # for the search of the contender that leads after the looks
+ONE_TURN = 0.03  # for one turn of another search
+BOUNDING = 0.05  # for the bounds of rows, which stay looser when it is over
+CHANGING = 0.06  # for what would change
+TURNS = 0.5  # of what the looks and the leader leave, for turns
+PROBING = 0.6  # of what these leave, for plans of others
+ONE_SEARCH = 0.4  # of what these leave, for one search of the fastest
 FAIR = 1.5  # of an equal part of what is left, for each search
-# What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
-# whoever gained nothing in a turn is worth so much less.
-NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED = 0.02, 1.0, 1.5, 0.35, 0.25
+# What a turn may gain, as a fraction of a pace:
+NEAR = 0.02  # too little for a turn
+MOST_GAIN = 1.0
+NO_PLAN = 1.5  # of a contender without a plan
+FAR_BEHIND = 0.35  # at most, of one so far behind that it is soon given up
+TIRED = 0.25  # factor after a turn that gained nothing
 
-
-# Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
+# Weights that stay, weights that stream over a shared link, and orders by times: together they call every kernel.
 CALLING = ("gpipe", "roundpipe", "zb_v")
 
 
 class Glance(NamedTuple):
-    """What a first look tells.
+    """The result of a first look.
 
     Args:
-        hope: for its place in the order: its pace, or below 0 by how much it does not fit.
-        pace: tokens per second that it has already; 0 where it does not fit.
-        remark: why there is nothing; empty where there is.
-        loan: its plan, for others to try.
+        hope: sorts contenders: the pace, or below 0 by how much the plan does not fit.
+        pace: tokens per second so far; 0 where nothing fits.
+        remark: why there is no plan; empty where there is one.
+        loan: the plan, for others to try.
     """
 
     hope: float = -inf
@@ -69,23 +73,21 @@ class Glance(NamedTuple):
 
 
 class Clock:
-    """Processor time of this process, from now on; it is over once so many seconds are spent."""
+    """Processor time of this process from now on; time is over after `end` seconds."""
 
     def __init__(self, end: float = inf) -> None:
         self._began, self._end = time.process_time(), end
 
     @property
     def spent(self) -> float:
-        """Seconds so far."""
         return time.process_time() - self._began
 
     def allow(self, end: float) -> None:
-        """Another end."""
         self._end = end
 
     @property
     def left(self) -> float:
-        """Seconds until time is over; below 0 behind that."""
+        """Seconds until time is over; below 0 afterwards."""
         return self._end - self.spent
 
     def is_over(self) -> bool:
@@ -96,9 +98,9 @@ class Share:
     """The contenders of one process.
 
     Args:
-        contenders: of all processes, by number.
-        numbers: of those that are this one's, in the order to look at them.
-        rows: makes the row of a plan, given its frame; what is not its own to know.
+        contenders: those of all processes, by number.
+        numbers: of this process's contenders, in the order in which to look at them.
+        row: makes the row of a plan from it and its frames.
     """
 
     def __init__(
@@ -112,20 +114,21 @@ class Share:
         self.contenders, self.numbers, self.terms, self.budget, self._row = contenders, numbers, terms, budget, row
         self.clock, self._seconds = Clock(), inf
         self.searches: dict[int, Search] = {}
-        self._able, self._found, self._end = list[int](), dict[int, Any](), inf
+        self._able, self._end = list[int](), inf
+        self._found = dict[int, Any]()  # rows that are known before the end
         self._loans, self._borrowed = tuple[Loan, ...](), set[tuple[int, Loan]]()
         self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
     def look(
         self, seconds: float, numbers: Sequence[int] | None = None, num_later: int = 0, loans: Sequence[Loan] = ()
     ) -> tuple[dict[int, Glance], float]:
-        """The first look at some of the contenders, and the seconds that this process has spent.
+        """First looks at some of the contenders, and the seconds that this process has spent.
 
         Args:
-            seconds: for all that there is to do.
-            numbers: None: all that are this one's.
-            num_later: how many have their look in a later call.
-            loans: plans of those that were looked at before, to begin near.
+            seconds: for the whole advice.
+            numbers: None: all of this process.
+            num_later: how many contenders are looked at in a later call.
+            loans: plans of contenders that were looked at before, to begin near.
         """
         if not self.searches:
             self.clock, self._seconds = Clock(), seconds
@@ -150,35 +153,35 @@ class Share:
     def go_by_turns(
         self, numbers: Sequence[int], to_beat: float | None, seconds: float, loans: Sequence[Loan]
     ) -> list[Loan]:
-        """Search some contenders further, whoever may gain most first; the plans that lead then.
+        """Search some contenders further, first the one that may gain most; the plans that lead then.
 
         Args:
-            numbers: in their order.
-            to_beat: as of `rpbench.plan.contest.search.tune`.
-            seconds: for all that is left to do, this part of it included.
+            numbers: of these contenders, the most promising first.
+            to_beat: as in `rpbench.plan.contest.search.tune`.
+            seconds: for all that is left to do, this part included.
             loans: plans of contenders in all processes, to try.
         """
         self._loans, self._end = tuple(loans), self.clock.spent + seconds
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        self._able = [number for number in able if not self._is_too_much(number, self._end)]
-        for number in self._able[:1]:  # whoever leads is asked for first
-            self._go_on(number, self._found, to_beat, min(LEADING * self._seconds, seconds), everywhere=False)
-        self._take_turns(self._able, self._found, to_beat, TURNS * (self._end - self.clock.spent))
+        self._able = [number for number in able if not self._is_too_much(number)]
+        for number in self._able[:1]:  # the leader first
+            self._go_on(number, to_beat, min(LEADING * self._seconds, seconds), everywhere=False)
+        self._take_turns(self._able, to_beat, TURNS * (self._end - self.clock.spent))
         return leading(map(loan_of, self.searches.values()))
 
     def finish(self, to_beat: float | None, loans: Sequence[Loan]) -> dict[int, Any]:
-        """The rows of all that this process has: what leads by now is tried for all, then some are searched to the end.
+        """The rows of this process's contenders, after all have tried the leading plans and some searched to the end.
 
         Args:
-            to_beat, loans: as of `go_by_turns`.
+            to_beat, loans: as in `go_by_turns`.
         """
         self._loans, found, end = tuple(loans), self._found, self._end
-        waiting = sorted(self._able, key=lambda each: self.searches[each].best_pace())  # of whom nothing fits, first
+        waiting = sorted(self._able, key=lambda each: self.searches[each].best_pace())  # without a plan first
         until = self.clock.spent + PROBING * (end - self.clock.spent)
         for place, number in enumerate(waiting):
             self.clock.allow(self.clock.spent + FAIR * (until - self.clock.spent) / (len(waiting) - place))
             self._borrow(number)
-        # Then who is not done, the fastest first; then everybody from elsewhere.
+        # First searches that have not ended, the fastest first; then all, from other starting points.
         for part, everywhere in ((ONE_SEARCH, False), (0.0, True)):
             waiting = [each for each in self._able if each not in found]
             waiting = [each for each in waiting if everywhere or not self.searches[each].has_ended]
@@ -186,32 +189,30 @@ class Share:
             for place, number in enumerate(waiting):
                 of_left = part or min(ONE_SEARCH, FAIR / (len(waiting) - place))
                 left = of_left * (end - self.clock.spent)
-                self._go_on(number, found, to_beat, left, everywhere=everywhere)
+                self._go_on(number, to_beat, left, everywhere=everywhere)
         self.clock.allow(max(end, self.clock.spent) + BOUNDING * self._seconds)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
 
-    def _is_too_much(self, number: int, end: float) -> bool:
-        """Whether the lightest plan of a contender without one is too much; if not, and it is known, its search goes
-        on from there.
-        """
+    def _is_too_much(self, number: int) -> bool:
+        """Whether even the lightest plan of a contender without a plan does not fit; if it fits, search on from it."""
         search, limit = self.searches[number], self.terms.limits.device_memory_bytes
         if search.best_pace() or limit is None:
             return False
-        self.clock.allow(end)
+        self.clock.allow(self._end)
         found = lightest(search, self.clock.is_over)
         if found is None:
             return False
         if found.bytes > limit:
             self._least[number] = found.bytes
             return True
-        self.clock.allow(min(end, self.clock.spent + ONE_TURN * self._seconds))
+        self.clock.allow(min(self._end, self.clock.spent + ONE_TURN * self._seconds))
         for recompute in search.space.dimensions["recompute"]:
             if not search.best_pace():
                 search.climb_from(found.setting.changed("recompute", recompute), found.cut, self.budget.work)
         return False
 
     def _begin_light(self, search: Search) -> None:
-        """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts."""
+        """Begin at light settings, without sketches: the smallest microbatch, one option of the schedule changed."""
         entry = search.contender.entry
         if entry.separate_cuts:
             return
@@ -220,11 +221,11 @@ class Share:
         first = first.changed("recompute", "all")
         options = [changed for dimension, changed in search.space.changes(first) if dimension.startswith(OPTION)]
         chunks = [changed for dimension, changed in search.space.changes(first) if dimension == "chunks_per_device"]
-        for setting in (*options[::-1], first, *chunks):  # the usual value of an option is seldom the lightest
+        for setting in (*options[::-1], first, *chunks):  # an option's default is seldom the lightest
             with suppress(ValueError):  # the schedule does not take the setting
                 problem = posed(search.contender, setting, self.terms, 1)
                 cuts = plain_partitions(problem, promising_counts(problem)[0])[::-1]  # room for the head first
-                # Cuts with orders of their own are timed, each: layers that move off one may lead back to it.
+                # Where each cut has its own order, all are timed: moving layers off one may lead back to it.
                 for cut in cuts if entry.needs_costs else cuts[:1]:
                     if search.best_pace() or self.clock.is_over():
                         return
@@ -232,8 +233,8 @@ class Share:
                     work = 1 if entry.needs_costs else self.budget.work
                     search.climb_from(setting, frame.emptier(cut, "all"), work)
 
-    def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
-        """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
+    def _take_turns(self, able: Sequence[int], to_beat: float | None, seconds: float) -> None:
+        """Search in turns: the contender that may gain most is next, judged by bounds and by earlier turns."""
         until, bounded = self.clock.spent + seconds, set[int]()
         self.clock.allow(until)
         worth = {number: self._worth(number, to_beat or 0.0) for number in able}
@@ -241,24 +242,25 @@ class Share:
             number = max(worth, key=lambda each: worth[each])
             search = self.searches[number]
             before = search.best_pace()
-            if before and number not in bounded:  # a bound of its own takes an order, and is worth it by now
+            if before and number not in bounded:  # a tighter bound takes an order, and is worth it by now
                 worth[number] = min(worth[number], search.bounds.best_pace(self.clock.is_over) / before - 1)
                 bounded.add(number)
                 continue
-            begins_light = not before and search.contender.entry.needs_costs  # a search tells it little of other cuts
+            # A search of such a contender learns little about other cuts.
+            begins_light = not before and search.contender.entry.needs_costs
             if begins_light:
                 self._begin_light(search)
-            self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
+            self._go_on(number, to_beat, ONE_TURN * self._seconds, everywhere=False)
             if not search.best_pace() and not begins_light:
                 self._begin_light(search)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
             worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
             self.clock.allow(until)
-            if number in found or search.has_ended:
+            if number in self._found or search.has_ended:
                 del worth[number]
 
     def _worth(self, number: int, to_beat: float) -> float:
-        """What a first turn may gain, as a share of the pace; of who is far behind somebody else, little."""
+        """What a first turn may gain, as a fraction of the pace; little if the contender is far behind."""
         search = self.searches[number]
         pace = search.best_pace()
         if not pace:
@@ -266,10 +268,8 @@ class Share:
         bound = max(search.bounds.loose_pace(each) for each in search.bounds.settings())
         return min(bound / pace - 1, MOST_GAIN if pace > GIVEN_UP * to_beat else FAR_BEHIND)
 
-    def _go_on(
-        self, number: int, found: dict[int, Any], to_beat: float | None, seconds: float, *, everywhere: bool
-    ) -> None:
-        """Search for so long, if there is time; why there is no plan is `found`."""
+    def _go_on(self, number: int, to_beat: float | None, seconds: float, *, everywhere: bool) -> None:
+        """Search for `seconds`; the reason why there is no plan becomes the row."""
         if seconds <= 0:
             return
         self.clock.allow(self.clock.spent + seconds)
@@ -277,10 +277,10 @@ class Share:
         try:
             self.searches[number].finish(to_beat, everywhere=everywhere)
         except ValueError as error:
-            found[number] = str(error)
+            self._found[number] = str(error)
 
     def _borrow(self, number: int) -> None:
-        """Try the plans that led when this part began, each once: the same, however many processes there are."""
+        """Try the plans that led when this phase began, each once; the number of processes makes no difference."""
         kind = kind_of(self.searches[number])
         for loan in sorted(self._loans, key=lambda each: each.kind != kind):  # of equals, the fastest first
             if (number, loan) not in self._borrowed and not self.clock.is_over():
@@ -298,33 +298,31 @@ class Share:
             return str(error)
         return replace(row, plan=bare(plan))
 
-    def frames(self, number: int) -> Frames:
-        """Those of a contender; none yet where it is another process's."""
-        known = self.searches.get(number)
-        return known.frames if known else Frames(self.contenders[number], self.terms)
-
     def change(self, what: Callable[..., Any], leaders: Sequence[tuple[int, Tuned]], seconds: float) -> Any:
-        """What `what` says of some plans with their frames.
+        """Call a function on some plans.
 
         Args:
-            what: a function of a module, so that it travels; of the plans, their frames, the terms, the budget and
+            what: a function of a module, which can be pickled; takes the plans, their frames, the terms, the budget and
                 whether time is over.
         """
         self.clock.allow(self.clock.spent + seconds)
         plans = [replace(plan, contender=self.contenders[number]) for number, plan in leaders]
-        frames = [self.frames(number) for number, _ in leaders]
+        frames = [  # new ones for contenders of other processes
+            self.searches[number].frames if number in self.searches else Frames(self.contenders[number], self.terms)
+            for number, _ in leaders
+        ]
         return what(plans, frames, self.terms, self.budget, self.clock.is_over)
 
 
 def bare(plan: Tuned) -> Tuned:
-    """A plan without what a schedule declares: functions do not travel between processes."""
+    """A plan without its contender, whose functions cannot be pickled."""
     return replace(plan, contender=None)  # type: ignore[arg-type]
 
 
 # --- processes -----------------------------------------------------------------------------------------------
 
 
-_inherited: list[Share] = []  # of a process that searches: copied at the fork
+_inherited: list[Share] = []  # of a searching process, copied at the fork
 
 
 def _call(method: str, *arguments: Any) -> Any:
@@ -337,33 +335,28 @@ def _begin(share: Share) -> None:
 
 
 class Side:
-    """A process with its share; where there is one process only, this one."""
+    """A process with its share; without `apart` this process."""
 
     def __init__(self, share: Share, stack: ExitStack, *, apart: bool) -> None:
         self.share = share
         self._pool = stack.enter_context(side_processes(1, "fork", _begin, share)) if apart else None
 
     def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        """Begin a method of the share; what comes back waits for its result."""
+        """Start a method of the share; the returned function waits for its result."""
         if self._pool is not None:
-            future: Future[Any] = self._pool.submit(_call, method, *arguments)
-            return future.result
-        found = _quietly(method, self.share, *arguments)
+            return self._pool.submit(_call, method, *arguments).result
+        with uncollected():
+            found = getattr(self.share, method)(*arguments)
         return lambda: found
-
-
-def _quietly(method: str, share: Share, *arguments: Any) -> Any:
-    with uncollected():
-        return getattr(share, method)(*arguments)
 
 
 _compiled: list[Terms] = []  # what this process had its kernels compiled with
 
 
 def compile_kernels(terms: Terms, basis: Basis) -> None:
-    """Have the simulator's kernels compiled, or read from their cache, before a clock begins; once a process.
+    """Compile the simulator's kernels, or read them from their cache, before a clock starts; once a process.
 
-    The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
+    The first time on a machine takes some ten seconds, which would use up the time of a search.
     """
     if _compiled:
         return
@@ -372,7 +365,7 @@ def compile_kernels(terms: Terms, basis: Basis) -> None:
     cluster = replace(terms.cluster, num_devices=None, device_speeds=None)
     small = terms_of(model, cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)
     for contender in contenders(CALLING):
-        with suppress(ValueError):  # what a search has to say of it, it says of the terms that were asked for
+        with suppress(ValueError):  # a search on the real terms reports it
             Search(contender, small, Budget(1, 1_000)).look()
 
 
@@ -384,7 +377,7 @@ def dealt(
     processes: int,
     stack: ExitStack,
 ) -> list[Side]:
-    """The contenders in turn, one to each process, which end with the stack."""
+    """Deal the contenders to processes, which end with the stack."""
     apart = processes > 1 and len(contenders) > 1 and hasattr(os, "fork")
     number = min(processes, len(contenders)) if apart else 1
     return [

@@ -1,6 +1,8 @@
-"""Unequal: terms of a step whose sequences differ in length. A search takes microbatches of mean cost, each as large in
-memory as the largest; what it chooses is timed again with each as long as it is
-(`rpbench.commands.advising.advise_around`)."""
+"""Unequal: terms of a step whose sequences differ in length.
+
+A search assumes microbatches of mean cost, each as large in memory as the largest; its plans are then timed with the
+real lengths (`rpbench.commands.advising.advise_around`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,7 +23,7 @@ class UnequalTerms(Terms):
     """Terms of sequences of unequal lengths.
 
     Args:
-        lengths: tokens of every sequence of a step; a microbatch takes as many as it has sequences, in turn.
+        lengths: tokens of every sequence of a step; microbatches take sequences in this order.
     """
 
     lengths: tuple[int, ...] = ()
@@ -32,13 +34,13 @@ class UnequalTerms(Terms):
 
 
 def dealt(lengths: Sequence[int], sequences: float) -> list[tuple[int, ...]]:
-    """The lengths of every microbatch of so many sequences."""
+    """The lengths of the sequences in every microbatch of so many sequences."""
     size = round(sequences)
     return [tuple(lengths[first : first + size]) for first in range(0, len(lengths), size)]
 
 
 def weighted(lengths: Sequence[int]) -> int:
-    """The length whose tokens see as many keys as those of some sequences: the sum of squares over the sum."""
+    """The length of equal sequences whose tokens attend to as many keys on average: the sum of squares over the sum."""
     return round(sum(length * length for length in lengths) / sum(lengths))
 
 
@@ -46,7 +48,7 @@ def with_lengths(terms: Terms, basis: Basis, lengths: Sequence[int]) -> UnequalT
     """The same terms for sequences of unequal lengths, as many as a step has.
 
     Args:
-        basis: that the terms were made of.
+        basis: of the terms.
     """
     kernels = usual_software(terms.cluster.measured)
 

@@ -1,8 +1,9 @@
-"""What if: every row of an advice at other microbatch sizes, recomputation and numbers of devices, cut anew for each.
+"""What if: every row of an advice at other microbatch sizes, recomputation and numbers of devices, each with a new cut.
 
-A step keeps its sequences and a row its other settings. Cuts come from sketches (`rpbench.plan.contest.sketch`), from
-the row itself and from the points beside; the best of them is kept, or the one that lacks least. Nobody moves single
-layers from there on, so that a row's own point, which a search has found, may be ahead of the points around it.
+A step keeps its number of sequences and a row its other settings. Cuts come from sketches
+(`rpbench.plan.contest.sketch`), from the row itself and from neighbouring points; the best of them is kept, or the one
+that lacks least. Single layers are not moved from there on, so a row's own point, found by a search, may be better than
+the points around it.
 """
 
 import gc
@@ -33,16 +34,16 @@ from rpbench.sim.kernels import compile_orders
 
 SKETCHED = 20_000  # actions timed in one sketch
 OUT_OF_TIME = "not computed: the time was over"
-On = Mapping[int, Terms | Machine | str]  # number of devices -> what a row is put on there, or why there is nothing
+On = Mapping[int, Terms | Machine | str]  # number of devices -> terms or machine, or why there is none
 
 
 class Point(NamedTuple):
     """A row at a microbatch size, a recomputation and a number of devices.
 
     Args:
-        why: why there is no plan; then the rest is left as it is.
+        why: why there is no plan; other fields then keep their defaults.
         data: replicas of a mesh.
-        partition: the best cut; one that does not fit lacks least.
+        partition: the best cut; if none fits, the one that lacks least.
     """
 
     num_devices: int
@@ -63,11 +64,11 @@ class Point(NamedTuple):
 
 
 def points_of(plan: Tuned, on: On, is_over: Callable[[], bool]) -> Iterator[Point]:
-    """The points of a plan, those of most devices first.
+    """The points of a plan, most devices first.
 
     Args:
-        on: terms; those of the largest number are the plan's own.
-        is_over: whether time is; points of which nothing is known then say so.
+        on: terms; those of the largest number of devices are the plan's own.
+        is_over: whether the time is over; points that are not computed then say so.
     """
     own = on[max(on)]
     assert isinstance(own, Terms)
@@ -83,18 +84,17 @@ def points_of(plan: Tuned, on: On, is_over: Callable[[], bool]) -> Iterator[Poin
 
 
 class Around:
-    """What is around a plan on some number of devices.
+    """The points around a plan on one number of devices.
 
     Args:
-        is_own: whether that is the plan's own number.
+        is_own: whether that is the plan's own number of devices.
     """
 
     def __init__(self, plan: Tuned, terms: Terms, is_own: bool) -> None:
-        self.plan, self.terms, self.contender = plan, terms, plan.contender
-        self._is_own = is_own
+        self.plan, self.terms, self._is_own = plan, terms, is_own
         self._frames, self._sketcher = Frames(plan.contender, terms), Sketcher(plan.contender, terms, SKETCHED)
-        self._cuts: dict[float, list[Partition]] = {}  # size of a microbatch -> cuts of points that are known
-        self._refused: dict[Recompute, str] = {}  # whatever the size
+        self._cuts: dict[float, list[Partition]] = {}  # microbatch size -> cuts of known points
+        self._refused: dict[Recompute, str] = {}  # for any size
 
     def point(self, setting: Setting, is_over: Callable[[], bool]) -> Point:
         at = Point(self.terms.num_devices, setting.microbatch_sequences, setting.recompute)
@@ -120,7 +120,7 @@ class Around:
         )
 
     def _best(self, setting: Setting) -> tuple[Partition, Outcome]:
-        """The best cut that is known.
+        """The best known cut.
 
         Raises:
             ValueError: if the schedule does not take the setting.
@@ -129,9 +129,9 @@ class Around:
             raise ValueError(self._refused[setting.recompute])
         beside = self._cuts.setdefault(setting.microbatch_sequences, [])
         if beside:
-            self._frame(setting, beside[0])  # what its order refuses needs no sketch
+            self._frame(setting, beside[0])  # raises before sketching what the schedule refuses
         cuts = [*self._sketcher.of(setting).cuts, *beside]
-        if self.plan.contender.entry.needs_costs:  # an order of its own for each, which takes ten times as long
+        if self.plan.contender.entry.needs_costs:  # each cut has its own order, which takes ten times as long
             cuts = cuts[:1]
         own = self.plan.partition
         if self._is_own or len(own.forward) == len(cuts[0].forward):
@@ -179,11 +179,11 @@ class Around:
 
 
 def mesh_points(job: Job, on: On, is_over: Callable[[], bool]) -> Iterator[Point]:
-    """The points of a mesh, whose replicas are as many as the devices allow, those of most devices first.
+    """The points of a mesh with as many replicas as the devices allow, most devices first.
 
     Args:
-        on: machines; that of the largest number is the mesh's own.
-        is_over: as of `points_of`.
+        on: machines; that of the largest number of devices is the mesh's own.
+        is_over: as in `points_of`.
     """
     space = Space()
     for count in sorted(on, reverse=True):
@@ -238,8 +238,8 @@ def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute)
 
 # --- side by side --------------------------------------------------------------------------------------------
 
-Ons = Mapping[type, On]  # of plans of one host, and of meshes
-_inherited: list[tuple[Sequence[Tuned | Job], Ons, Clock]] = []  # of a process that computes: copied at the fork
+Ons = Mapping[type, On]  # by type of row: plans of one host, meshes
+_inherited: list[tuple[Sequence[Tuned | Job], Ons, Clock]] = []  # of a computing process, copied at the fork
 
 
 def around_all(
@@ -248,9 +248,9 @@ def around_all(
     """The points of every row.
 
     Args:
-        ons: as of `points_of` and of `mesh_points`, by the type of a row.
-        seconds: of a processor's time, on each of the processes; the first rows come first.
-        told: how many rows are done.
+        ons: as in `points_of` and `mesh_points`, by the type of a row.
+        seconds: processor time of each process; the first rows come first.
+        told: is called with the number of finished rows.
     """
     found: list[list[Point]] = []
     apart = processes > 1 and hasattr(os, "fork")

@@ -1,9 +1,10 @@
-"""Whole layers: the least memory of every plan of a contender, cut and recomputation included, and the plan itself.
+"""Whole layers: the plan of a contender that needs the least memory, over all cuts and choices of recomputation.
 
-Where every stage is whole on one device, and the order follows from no times, what a device holds follows from the
-layers of its own stages alone. So for each number of layers its least bytes are those of the best way to part them
-among its stages, each recomputed or kept as it is; and the fullest device of the best cut has the least bytes at which
-all devices together have room for the model. That is exact where all layers weigh the same, and a bound where not.
+If every stage is whole on one device, and the order does not depend on times, then what a device holds depends only on
+the layers of its own stages. So for each number of layers a device needs at least the bytes of the best way to
+distribute them over its stages, each recomputed or not; and the fullest device of the best cut needs the least bytes at
+which all devices together have room for the model. That is exact if all layers are equally large, and otherwise a
+bound.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,13 +27,13 @@ from rpbench.plan.contest.search import Search
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.sim.memory import peak_in_flight
 
-MOST_WAYS = 20_000  # to part layers among the stages of a device and to choose what runs again: beyond, nobody looks
+MOST_WAYS = 20_000  # to distribute layers over a device's stages and choose recomputation; with more, no search
 
 Ints = npt.NDArray[np.int64]
 
 
 class Lightest(NamedTuple):
-    """The plan whose fullest device holds least."""
+    """The plan whose fullest device needs least."""
 
     bytes: int
     setting: Setting
@@ -40,10 +41,10 @@ class Lightest(NamedTuple):
 
 
 def lightest(search: Search, is_over: Callable[[], bool]) -> Lightest | None:
-    """The lightest plan of a contender, or the first one within the memory.
+    """The lightest plan of a contender, or the first one that fits.
 
-    None: neither is known. Time was over before, there are too many ways to part layers, or the order follows from
-    times, shares stages, or moves what they hold.
+    None if neither is known: the time was over, there are too many ways to distribute layers, or the order depends on
+    times, shares stages, or moves weights or activations.
     """
     entry, limit = search.contender.entry, search.terms.limits.device_memory_bytes
     if entry.needs_costs or entry.separate_cuts or entry.lower is not None or limit is None:
@@ -54,7 +55,7 @@ def lightest(search: Search, is_over: Callable[[], bool]) -> Lightest | None:
             return None
         try:
             frame = _frame(search, setting)
-        except ValueError:  # the schedule does not take the setting, whatever the cut
+        except ValueError:  # the schedule refuses the setting with any cut
             continue
         own = _own_stages(frame)
         found = None if own is None else _lightest_of(frame, own, setting)
@@ -67,7 +68,7 @@ def lightest(search: Search, is_over: Callable[[], bool]) -> Lightest | None:
 
 
 def _frame(search: Search, setting: Setting) -> Frame:
-    """With as many steps as make a difference to what is in flight: one where each step is drained."""
+    """A frame with as many steps as affect the peak in flight: one if each step is flushed."""
     problem = posed(search.contender, setting, search.terms, 1)
     cuts = plain_partitions(problem, promising_counts(problem)[0])
     if not cuts:
@@ -79,9 +80,7 @@ def _frame(search: Search, setting: Setting) -> Frame:
 
 
 def _own_stages(frame: Frame) -> Ints | None:
-    """The stages of each device, (devices, stages of one); None where they are shared, come and go, or differ in
-    number.
-    """
+    """The stages of each device, (devices, stages of one); None if they are shared, streamed, or unequal in number."""
     schedule = frame.schedule
     shape, holders = schedule.shape, schedule.placement
     if not holders or schedule.weights is not Weights.BOUND or shape.tensor_parallel or shape.num_head_shards:
@@ -95,11 +94,11 @@ def _own_stages(frame: Frame) -> Ints | None:
 
 
 def _lightest_of(frame: Frame, own: Ints, setting: Setting) -> Lightest | None:
-    """The lightest plan of a setting; None where there are too many ways to part layers."""
+    """The lightest plan of a setting; None if there are too many ways to distribute layers."""
     num_layers, limit = frame.terms.model.num_layers, frame.terms.limits.device_memory_bytes or 0
     needs = _Needs(_footprint(frame, setting), own)
     each, least = 0, 0
-    while True:  # layers of a device, up to where one more is too many for any
+    while True:  # layers of a device, until one more is too many for every device
         if comb(each + own.shape[1] - 1, each) * 2 ** own.shape[1] > MOST_WAYS:
             return None
         needs.add(each)
@@ -114,7 +113,7 @@ def _lightest_of(frame: Frame, own: Ints, setting: Setting) -> Lightest | None:
 
 
 def _footprint(frame: Frame, setting: Setting) -> Footprint:
-    """Of as many layers as all devices may be asked for, each as light as the lightest."""
+    """The footprint of as many layers as all devices may be asked for, each as small as the smallest."""
     sizes, analysis = frame.terms.sizes(setting.microbatch_sequences), frame.graph.analysis
     found = Footprint(frame.schedule, sizes, peak_in_flight(frame.graph), keeps=(), analysis=analysis)
     low = LayerSize(*map(min, zip(*sizes.layers, strict=True)))
@@ -122,7 +121,7 @@ def _footprint(frame: Frame, setting: Setting) -> Footprint:
 
 
 class _Needs:
-    """What devices need at least by their number of layers, and how those are parted among their stages.
+    """The least bytes of devices by their number of layers, and how the layers are distributed over their stages.
 
     Args:
         own: the stages of each device, (devices, stages of one).
@@ -130,18 +129,18 @@ class _Needs:
 
     def __init__(self, footprint: Footprint, own: Ints) -> None:
         self._footprint, self._own = footprint, own
-        self.bytes: list[Ints] = []  # of each number of layers, (devices,)
-        self._ways: list[Ints] = []  # the same, (ways, stages of one), the most even first
-        self._tables: list[tuple[Ints, Ints]] = []  # bytes where all runs again, and at least, (ways, devices)
+        self.bytes: list[Ints] = []  # by number of layers, (devices,)
+        self._ways: list[Ints] = []  # by number of layers, (ways, stages of one), the most even first
+        self._tables: list[tuple[Ints, Ints]] = []  # bytes with all recomputed, and the least, (ways, devices)
 
     def add(self, num_layers: int) -> None:
-        """Of so many layers a device, for all devices at once: what one holds is nothing to the others."""
+        """Add the bytes of so many layers on a device, for all devices at once: they are independent."""
         each = self._own.shape[1]
         ways = np.array(sorted(_ways(num_layers, each), key=max))
         layers = np.zeros((len(ways), self._own.size), np.int64)
         layers[:, self._own] = ways[:, None]
         found = []
-        for kept in product((False, True), repeat=each):  # nothing is kept first
+        for kept in product((False, True), repeat=each):  # all recomputed first
             keeps = np.zeros((len(ways), self._own.size), bool)
             keeps[:, self._own] = kept
             found.append(self._footprint.peaks(layers, layers, keeps))
@@ -151,8 +150,8 @@ class _Needs:
         self._tables.append((found[0], least))
 
     def cut(self, num_layers: int, held: int) -> tuple[int, ...]:
-        """The layers of each stage of a cut that holds no more: as even as may be, with all made again if it can be."""
-        for tables in zip(*self._tables, strict=True):  # all made again; at least
+        """The layers of each stage, as even as possible within `held` bytes, with all recomputed if that is enough."""
+        for tables in zip(*self._tables, strict=True):  # all recomputed; the least
             room = _room(np.array([each.min(axis=0) for each in tables]), held)
             if room.sum() >= num_layers:
                 break
@@ -164,7 +163,7 @@ class _Needs:
 
 
 def _ways(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
-    """Every way to part layers among stages."""
+    """Every way to distribute layers over stages."""
     if num_stages == 1:
         yield (num_layers,)
         return
@@ -173,13 +172,13 @@ def _ways(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def _room(known: Ints, bytes_: int) -> Ints:
-    """Layers that find room on each device; of one that holds too much without any, more than all there are too few."""
+    """Layers that fit on each device; -1 everywhere if one device is full without any."""
     room: Ints = (known <= bytes_).sum(axis=0) - 1
     return room if (room >= 0).all() else np.full_like(room, -1)
 
 
 def _evened(room: Ints, num_layers: int) -> list[int]:
-    """So many layers of each device, of all that find room; those that have most give first."""
+    """Layers of each device that sum to `num_layers`: the fullest devices give up layers first."""
     found = room.copy()
     while found.sum() > num_layers:
         found[found.argmax()] -= 1

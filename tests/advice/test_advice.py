@@ -15,7 +15,7 @@ from contest_terms import read, small, terms
 
 from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
-from rpbench.advice.levers import Timed, _turning, changes, levers_of, pace_with_twice_the_memory, turns_of
+from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.ranking import ALONE, QUICK, advise
 from rpbench.advice.rows import command_of
 from rpbench.cost.hardware.basis import make_basis
@@ -148,11 +148,11 @@ def test_what_hops_add_is_named_as_transfers():
 def test_faster_links_make_a_plan_with_hops_faster_and_slower_ones_slower():
     case = small()
     plan = timed(tune(contender("1f1b"), case, Budget(60)), case)
-    links = changes()["links"]
-    assert plan.pace(links(0.25)) < plan.plan.outcome.tokens_per_s < plan.pace(links(4.0))
+    links = CHANGES["links"]
+    assert plan.pace(links, 0.25) < plan.plan.outcome.tokens_per_s < plan.pace(links, 4.0)
     given = replace(plan.costs, hop=1.0)  # as where the boundary is no transfer
-    assert [links(factor)(given).hop for factor in (0.25, 4.0)] == [4.0, 0.25]
-    assert changes()["devices"](2.0)(given).hop == changes()["host memory bandwidth"](2.0)(given).hop == 1.0
+    assert [links(given, factor).hop for factor in (0.25, 4.0)] == [4.0, 0.25]
+    assert CHANGES["devices"](given, 2.0).hop == CHANGES["host memory bandwidth"](given, 2.0).hop == 1.0
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_of_two_factors_that_turn_an_order_the_nearer_one_is_told(below, above, 
     def plan(now, pace):
         return SimpleNamespace(pace=pace, plan=SimpleNamespace(outcome=SimpleNamespace(tokens_per_s=now)))
 
-    first = plan(100.0, lambda factor: 100.0 if factor > below else 50.0)
-    second = plan(90.0, lambda factor: 90.0 if factor < above else 120.0)
-    found = _turning(first, second, lambda factor: factor)
+    first = plan(100.0, lambda _, factor: 100.0 if factor > below else 50.0)
+    second = plan(90.0, lambda _, factor: 90.0 if factor < above else 120.0)
+    found = _turning(first, second, CHANGES["links"])
     assert found == (None if nearest is None else pytest.approx(nearest, rel=0.05))
 
 
@@ -220,8 +220,8 @@ def test_levers_and_turns_hold_when_tried():
     assert levers["one more microbatch a step"].tokens_per_s > 0
     for turn in turns_of(first, second):
         if turn.factor is not None:
-            change = changes()[turn.name](turn.factor)
-            assert second.pace(change) > first.pace(change)
+            change = CHANGES[turn.name]
+            assert second.pace(change, turn.factor) > first.pace(change, turn.factor)
 
 
 @pytest.mark.parametrize("room, behind", [(2.7, 2), (0.9, 1)], ids=["all fit anyway", "the best does not fit"])

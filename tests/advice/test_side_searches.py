@@ -179,9 +179,9 @@ def test_whoever_may_gain_most_has_the_next_turn(monkeypatch):
     monkeypatch.setattr(share, "_begin_light", lambda search: None)
     monkeypatch.setattr(share, "_borrow", lambda number: None)
     monkeypatch.setattr(Clock, "spent", property(lambda clock: float(len(turns))))
-    share._take_turns(range(6), {}, 90.0, 5.0)
+    share._take_turns(range(6), 90.0, 5.0)
     assert turns == ["no plan", "gains", "no plan", "far behind", "gains"]
-    share._take_turns(range(6), {}, 90.0, 100.0)
+    share._take_turns(range(6), 90.0, 100.0)
     assert set(turns) == {"no plan", "gains", "near", "far behind"}  # and it ends: nobody is worth a turn any more
 
 

@@ -71,7 +71,7 @@ def test_a_share_goes_on_from_the_plan_that_just_fits_and_proves_that_a_byte_les
         for setting, tried in search.tried.items():  # as if it had found nothing
             if tried.outcome is not None:
                 search.tried[setting] = tried._replace(outcome=replace(tried.outcome, misfit=2.0))
-        assert share._is_too_much(0, 1e9) == (limit < least)
+        assert share._is_too_much(0) == (limit < least)
         share.go_by_turns([], None, 0.0, [])
         found = share.finish(None, [])[0].plan
         assert found.outcome.fits == (limit == least)
