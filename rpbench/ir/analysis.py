@@ -4,6 +4,7 @@ from functools import cached_property
 
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.deadlock import execution_rounds
+from rpbench.ir.checks.residency import resident_levels
 from rpbench.ir.checks.versions import Versions, implied_versions, replay_in
 from rpbench.ir.index import Index
 from rpbench.ir.moved_objects import Payload, carries, payloads_of
@@ -52,6 +53,11 @@ class Analysis:
     def rounds(self) -> list[int]:
         """For each action the round in which it can run (`rpbench.ir.checks.deadlock`)."""
         return execution_rounds(self.index, self.producers)
+
+    @cached_property
+    def resident_levels(self) -> list[set[tuple[int, ...]]]:
+        """Per device, how many microbatches of each stage it holds (`rpbench.ir.checks.residency`)."""
+        return resident_levels(self.index, self.producers)
 
     @cached_property
     def versions(self) -> Versions:

@@ -4,8 +4,9 @@ Actions are numbered 0, 1, 2, ... in the order of `Schedule.items()`: lane after
 last. Everything that walks a whole schedule (checks, replay, lowering) works on these numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from rpbench.ir.action import HEAD, STEPPING, SUMS, Action, Kind
@@ -16,6 +17,7 @@ from rpbench.ir.waits.edges import GRADIENT as GRADIENT
 
 # Kinds that may stand without a microbatch, as often as it pleases.
 _ANYWHERE = frozenset(Kind) - COUNTED - STEPPING - {Kind.OVERLAP}
+_UNNAMED = (None, None, None, ())  # no version, object, peer or parts
 
 
 class Lane(NamedTuple):
@@ -66,24 +68,49 @@ class Index:
         stages = 1 + max(self.shape.num_stages, self.shape.num_backward_stages, self.shape.num_head_shards)
         self._size = stages * self._microbatches * self._parts
         self._numbers: dict[Kind, list[int]] = {}
-        for number, action in enumerate(self.actions):
+        for lane in self.lanes:
+            actions = self.actions[lane.start : lane.stop]
+            if _ANYWHERE.issuperset(map(itemgetter(0), actions)):
+                self._read_transfers(lane, actions)
+            else:
+                self._read(lane, actions)
+
+    def _read(self, lane: Lane, row: Sequence[Action]) -> None:
+        """Note where the actions of a lane stand."""
+        stages, known, marked = self._stages, self._numbers, self.marked
+        num_microbatches, num_parts = self._microbatches, self._parts
+        for number, action in enumerate(row, start=lane.start):
             kind, stage, microbatch, part, version, what, peer, sub = action
             if version is not None or what is not None or peer is not None or sub:
-                self.marked.append(number)
-            numbers = self._numbers.get(kind)
-            if numbers is not None and not sub and microbatch is not None and stage in self._stages[kind]:
-                place = (stage * self._microbatches + microbatch) * self._parts + part
-                if 0 <= microbatch < self._microbatches and 0 <= part < self._parts and numbers[place] < 0:
+                marked.append(number)
+            numbers = known.get(kind)
+            if numbers is not None and not sub and microbatch is not None and stage in stages[kind]:
+                place = (stage * num_microbatches + microbatch) * num_parts + part
+                if 0 <= microbatch < num_microbatches and 0 <= part < num_parts and numbers[place] < 0:
                     numbers[place] = number  # nearly all actions end here; `_enter` also says what is wrong
                     continue
             elif (
                 kind in _ANYWHERE
-                and stage in self._stages[kind]
-                and (microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts))
+                and stage in stages[kind]
+                and (microbatch is None or (0 <= microbatch < num_microbatches and 0 <= part < num_parts))
             ):
                 continue
             for inside in sub or (action,):
                 self._enter(inside, number)
+
+    def _read_transfers(self, lane: Lane, row: Sequence[Action]) -> None:
+        """The same of kinds that may stand anywhere: each object is looked at once, for most stand there many times."""
+        distinct = dict(zip(map(id, row), row, strict=True))
+        for action in distinct.values():
+            kind, stage, microbatch, part = action[:4]
+            in_range = microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts)
+            if not in_range or stage not in self._stages[kind]:
+                self._enter(action, lane.start + [each is action for each in row].index(True))
+        named = {key for key, action in distinct.items() if action[4:] != _UNNAMED}
+        if len(named) == len(distinct):
+            self.marked += range(lane.start, lane.stop)
+        elif named:
+            self.marked += (number for number, key in enumerate(map(id, row), start=lane.start) if key in named)
 
     # --- where actions stand ---
 
@@ -111,14 +138,12 @@ class Index:
         found = self._numbers.get(kind)
         return -1 if found is None else found[(stage * self._microbatches + microbatch) * self._parts + part]
 
-    def gradients(self, stage: int, version: int) -> Iterator[int]:
+    def gradients(self, stage: int, version: int) -> list[int]:
         """The actions whose weight gradients the STEP of a backward stage to `version` adds up."""
         kinds = [self._numbers[kind] for kind in GRADIENT if kind in self._numbers]
         batch = window(self.shape, version)
-        for place in range(self.place(stage, batch.start), self.place(stage, batch.stop)):
-            for numbers in kinds:
-                if numbers[place] >= 0:
-                    yield numbers[place]
+        places = range(self.place(stage, batch.start), self.place(stage, batch.stop))
+        return [numbers[place] for place in places for numbers in kinds if numbers[place] >= 0]
 
     def _enter(self, action: Action, number: int) -> None:
         kind, stage, microbatch, part, _, _, _, _ = action

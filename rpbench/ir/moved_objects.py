@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from functools import cache, partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
@@ -18,6 +19,8 @@ SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 # its recomputation. Of the last stage: the gradient of the head's input. The head's three numbers a token are left out.
 SUMS_OF_EMBEDDING = {Kind.SUM_F: 1, Kind.SUM_B: 1}
 SUMS_OF_HEAD = {Kind.SUM_F: 0, Kind.SUM_B: 1}
+
+_kind_stage_object = itemgetter(0, 1, 5)
 
 
 def carries(schedule: Schedule) -> bool:
@@ -63,20 +66,23 @@ def _brought(moves: Moves) -> dict[int, Payload]:
     found, between_devices = dict[int, Payload](), moves.handovers.are_there
     for what, transfers in moves.transfers.items():
         payload = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
-        for transfer in transfers:
-            visit = transfer.visits[0]
-            carried = payload(visit.stage, visit.backward, len(transfer.pieces))
-            for number in transfer.pieces:
+        for pieces, visits, _ in transfers:
+            backward, stage = visits[0][1:3]
+            carried = payload(stage, backward, len(pieces))
+            for number in pieces:
                 found[number] = carried
                 if between_devices and moves.handovers.peer(number) is not None:
-                    share_sent = Fraction(0) if moves.handovers.is_local(number) else carried.share
-                    found[number] = carried._replace(share=share_sent, lane="net")
+                    found[number] = payload(stage, backward, len(pieces), moves.handovers.is_local(number))
     return found
 
 
-def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Payload:
+def _of_weights(
+    moves: Moves, what: What, stage: int, backward: bool, num_pieces: int, is_local: bool | None = None
+) -> Payload:
+    """What one piece of a transfer moves; `is_local`: whether it stays on its rank, of moves from device to device."""
     name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
-    return Payload(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
+    share = Fraction(0) if is_local else _share(moves, what, stage) / num_pieces
+    return Payload(name, stage, backward, share, LANES[what[0]][0] if is_local is None else "net")
 
 
 def _rest(schedule: Schedule, moves: Moves) -> dict[int, Payload]:
@@ -104,10 +110,9 @@ def _others(schedule: Schedule) -> dict[int, Payload]:
     for _, lane, row in schedule.items():
         if lane != "compute" or not SUMS.isdisjoint(schedule.kinds):
             alike = known[lane]
-            for number, action in enumerate(row, start=first):
-                key = action[0], action[1], action[5]
+            for number, key in enumerate(map(_kind_stage_object, row), start=first):
                 if key not in alike:
-                    alike[key] = _other(schedule, action, lane)
+                    alike[key] = _other(schedule, row[number - first], lane)
                 if (payload := alike[key]) is not None:
                     found[number] = payload
         first += len(row)

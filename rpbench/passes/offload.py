@@ -21,8 +21,8 @@ transfers in RoundPipe, arXiv 2604.27085).
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Literal, get_args
+from functools import cache, cached_property
+from typing import Any, Literal, get_args
 
 from rpbench.ir.action import MOVES, Action, Kind, from_fields
 from rpbench.ir.communication import hops, local_hops
@@ -37,7 +37,7 @@ from rpbench.ir.waits.visits import Visit, visits_of
 _FROM_SAVED = (Kind.B, Kind.I)  # they recompute from a saved input
 ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device
 
-After = list[tuple[int, list[Action]]]  # (place of a visit on its device, what follows it)
+After = list[tuple[int, Sequence[Action]]]  # (place of a visit on its device, what follows it)
 
 
 class WeightLanes:
@@ -49,11 +49,15 @@ class WeightLanes:
         # Each once: there are as many of them as visits.
         self._arrivals: dict[tuple[int, int, int | None], Action] = {}
         self._departures: dict[int, Action] = {}
+        self._alike: tuple[Any, list[Action]] = (None, [])  # visits and what follows them, and their lane
 
     def per_visit(
         self, visits: Sequence[Visit], uploads: Mapping[int, list[Action]], after: After | None = None
     ) -> list[Action]:
         """A lane that loads weights for every visit, and `uploads` for the actions of their numbers."""
+        key = [visit[2:4] for visit in visits], after  # stage and step
+        if not uploads and key == self._alike[0]:  # devices with the same model do the same
+            return self._alike[1]
         due: dict[int, list[int]] = defaultdict(list)  # visit -> visits whose weights come while it runs
         for place in range(len(visits)):
             due[self._earliest(visits, place)].append(place)
@@ -68,6 +72,7 @@ class WeightLanes:
             lane.follow(place - 1)
         lane.follow(len(visits) - 1)
         lane.free(len(visits) - 1)
+        self._alike = (None if uploads else key), lane.row
         return lane.row
 
     def per_step(self, visits: Sequence[Visit], after: After) -> list[Action]:
@@ -114,15 +119,18 @@ class WeightLanes:
         earliest = max(0, place - self.prefetch)
         if self._index.steps:
             version = self._versions[visits[place].step]
-            while any(visit.step < version for visit in visits[earliest:place]):
-                earliest += 1
+            for before in range(place, earliest, -1):
+                if visits[before - 1].step < version:
+                    return before
         return earliest
 
 
 class _Lane:
     """A lane h2d or net as it grows."""
 
-    def __init__(self, weights: WeightLanes, visits: Sequence[Visit], after: "deque[tuple[int, list[Action]]]") -> None:
+    def __init__(
+        self, weights: WeightLanes, visits: Sequence[Visit], after: "deque[tuple[int, Sequence[Action]]]"
+    ) -> None:
         self.row: list[Action] = []
         self._weights, self._visits, self._after = weights, visits, after
         self._num_freed = 0
@@ -345,29 +353,32 @@ def _downloads(index: Index, visits: Sequence[Visit], downloads: Mapping[int, li
     for visit in visits:
         for number in dict.fromkeys(visit.numbers):
             row += downloads.get(number, ())
-        row += _stored(visit) if visit.last_gradient >= 0 else ()
+        row += _stored(visit.stage) if visit.last_gradient >= 0 else ()
     return row
 
 
 # --- gradients -----------------------------------------------------------------------------------------------
 
 
-def _stored(visit: Visit) -> list[Action]:
-    store = Action(Kind.STORE, visit.stage, object="G")
-    return [store, store._replace(kind=Kind.FREE)]
+@cache  # the same objects for every visit: there are thousands, and to tell equal objects apart is slow
+def _stored(stage: int) -> tuple[Action, ...]:
+    return Action(Kind.STORE, stage, object="G"), Action(Kind.FREE, stage, object="G")
 
 
-def _reduced(visit: Visit) -> list[Action]:
-    return [Action(Kind.REDUCE_GRAD, visit.stage)]
+@cache
+def _reduced(stage: int) -> tuple[Action, ...]:
+    return (Action(Kind.REDUCE_GRAD, stage),)
 
 
-def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[Visit], list[Action]]) -> After:
+def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[int], Sequence[Action]]) -> After:
     """The actions of `make` after every visit with a weight gradient, or after a stage's last one in a step."""
     if per is None:
         return []
     made = [(place, visit) for place, visit in enumerate(visits) if visit.last_gradient >= 0]
     last = {(visit.stage, visit.step): place for place, visit in made}
-    return [(place, make(visit)) for place, visit in made if per == "visit" or last[visit.stage, visit.step] == place]
+    return [
+        (place, make(visit.stage)) for place, visit in made if per == "visit" or last[visit.stage, visit.step] == place
+    ]
 
 
 # --- checks and lanes of all passes --------------------------------------------------------------------------

@@ -132,6 +132,11 @@ class Footprint:
         if sizes.each and not (shares or self._streamed or moves_activations(schedule)):
             self._in_flight = np.array([levels.sum(axis=1).max() for levels in levels_of(self._analysis, sizes.each)])
 
+    @property
+    def shares(self) -> replicas.ReplicaShares | None:
+        """Parts of stages on devices, where replicas share or offload them, whatever the cut."""
+        return None if self._replicas is None else self._replicas.shares
+
     def _take(self, sizes: ModelBytes) -> None:
         self._sizes = sizes = sizes.under(self._schedule).added_up
         self._embedding, self._head = np.array([sizes.embedding, sizes.head])

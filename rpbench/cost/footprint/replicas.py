@@ -23,12 +23,12 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import lcm
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,8 @@ _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
+Shares = Mapping[int, Fraction | float]  # stage -> the part of it that is there
+Of = TypeVar("Of")
 
 
 def shares_or_offloads(schedule: Schedule) -> bool:
@@ -153,20 +154,32 @@ class ReplicaFootprint:
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, shares = analysis.schedule, ReplicaShares(analysis)
-        self._num_stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
+        self.shares, self._num_stages = shares, schedule.shape.num_stages
         self._tries = schedule.policy is Policy.TRIAL
-        self.weights, self.gradients, self.optimizer, self.held = (
-            np.stack([self._row({stage: of(device, stage) for stage in shares.held(device)}) for device in devices], 1)
-            for of in (shares.of_weights, shares.of_gradients, shares.of_state, lambda *_: Fraction(1))
+        self._twins = shares.twins()
+
+        def stays(of: Callable[[int, int], Fraction]) -> Floats:
+            rows = self._by_device(lambda device: {stage: of(device, stage) for stage in shares.held(device)})
+            return np.stack([self._row(row) for row in rows], 1)
+
+        ways = shares.of_weights, shares.of_gradients, shares.of_state, lambda *_: Fraction(1)
+        self.weights, self.gradients, self.optimizer, self.held = map(stays, ways)
+        self._gathered = self._by_device(
+            lambda device: [self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")]
         )
-        self._gathered = [[self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")] for device in devices]
-        self._passing = [self._rows(shares.passing(device)) for device in devices]
+        self._passing = self._by_device(lambda device: self._rows(shares.passing(device)))
         self._by_visit = bool(shares.gathered_by_visit)
+
+    def _by_device(self, of: Callable[[int], Of]) -> list[Of]:
+        """What follows from a device, for all of them; found once for twins."""
+        known = {twin: of(twin) for twin in dict.fromkeys(self._twins)}
+        return [known[twin] for twin in self._twins]
 
     def classes(self, stages: LayerSize, sizes: ModelBytes) -> dict[str, Ints]:
         """Bytes at the peak of each class that comes and goes, (plans, devices)."""
-        gathered = [sum(_peak(stages.weights, lane) for lane in lanes) for lanes in self._gathered]
-        passing = [_peak(stages.gradients, moments) for moments in self._passing]
+        lanes_of = self._gathered
+        gathered = self._by_device(lambda device: sum(_peak(stages.weights, lane) for lane in lanes_of[device]))
+        passing = self._by_device(lambda device: _peak(stages.gradients, self._passing[device]))
         if sizes.by_layer:
             layer = _largest_layer(sizes)
             if self._by_visit:
@@ -251,6 +264,19 @@ class ReplicaShares:
         """The stages that run on a device."""
         return sorted({visit.stage for visit in self._visits[device]})
 
+    def twins(self) -> list[int]:
+        """For each device, the first one that has and moves the same parts of the same stages."""
+        units, keys = self._arrivals[0], list[Any]()
+        by_visit = (self._leaving, self._stored_by_visit)
+        for device, visits in enumerate(self._visits):
+            lanes = [self._lane(device, name) for name in ("net", "h2d")]
+            brought = [[units.get(number) for number in lane] for lane in lanes]
+            moved = [self._index.actions[lane.start : lane.stop] for lane in lanes]
+            made = [(visit.stage, visit.last_gradient >= 0) for visit in visits]
+            at_home = {stage for stage, home in self.homes.items() if home == device}
+            keys.append((made, at_home, brought, moved, *({s for d, s in found if d == device} for found in by_visit)))
+        return [keys.index(key) for key in keys]
+
     # --- what stays on a device ---
 
     def of_weights(self, device: int, stage: int) -> Fraction:
@@ -294,23 +320,29 @@ class ReplicaShares:
 
     def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
         """(device, stage) whose transfers of some kinds all serve one visit."""
-        found = {(move.visits[0].device, move.visits[0].stage) for what in kinds for move in self.moves.transfers[what]}
-        shared = (move.visits[0] for what in kinds for move in self.moves.transfers[what] if len(move.visits) > 1)
-        return found - {(visit.device, visit.stage) for visit in shared}
+        served = [visits for what in kinds for _, visits, _ in self.moves.transfers[what]]
+        alone, shared = (
+            {(visits[0][0], visits[0][2]) for visits in served if (len(visits) > 1) == several}
+            for several in (False, True)
+        )
+        return alone - shared
 
     # --- what comes and goes ---
 
     @cached_property
     def _arrivals(self) -> tuple[dict[int, int], int]:
         """Number -> the units of its stage's weights that it brings for a while; and the units of a whole stage."""
+        actions, loaded = self._index.actions, self._loaded
         found = {
-            number: Fraction(1) if payload.stage in self.homes else payload.share
+            number: payload
             for number, payload in self._payload.items()
-            if self._index.actions[number].kind is Kind.UNSHARD
-            or (payload.object == "P" and payload.stage in self._loaded)
+            if actions[number][0] is Kind.UNSHARD or (payload[0] == "P" and payload[1] in loaded)
         }
-        whole = lcm(*{share.denominator for share in found.values()})
-        return {number: share.numerator * (whole // share.denominator) for number, share in found.items()}, whole
+        distinct = {id(payload): payload for payload in found.values()}  # few; fractions are slow
+        shares = {key: Fraction(1) if own.stage in self.homes else own.share for key, own in distinct.items()}
+        whole = lcm(*(share.denominator for share in shares.values()))
+        units = {key: share.numerator * (whole // share.denominator) for key, share in shares.items()}
+        return {number: units[id(payload)] for number, payload in found.items()}, whole
 
     def arrivals(self, device: int, name: str) -> list[Shares]:
         """The weights that a lane has brought and not freed, after each action that brings some; each case once."""
@@ -319,19 +351,18 @@ class ReplicaShares:
         there: dict[int, int] = {}  # the same in all
         moments: set[tuple[tuple[int, int], ...]] = set()
         for number in self._lane(device, name):
-            action = self._index.actions[number]
-            stage = action.stage
+            kind, stage, _, part, _, what, _, _ = self._index.actions[number]
             if number in units:
-                if action.part == 0:
+                if part == 0:
                     brought[stage].append(0)
                 brought[stage][-1] += units[number]
                 there[stage] = there.get(stage, 0) + units[number]
                 moments.add(tuple(sorted(there.items())))
-            elif (action.kind is Kind.RESHARD or action.object == "P") and brought[stage]:
+            elif (kind is Kind.RESHARD or what == "P") and brought[stage]:
                 there[stage] -= brought[stage].popleft()
                 if not brought[stage]:
                     del there[stage]
-        return [{stage: Fraction(part, whole) for stage, part in moment} for moment in moments]
+        return [{stage: part / whole for stage, part in moment} for moment in moments]
 
     def _lane(self, device: int, name: str) -> range:
         found = (lane for lane in self._index.lanes if (lane.device, lane.name) == (device, name))
@@ -342,7 +373,7 @@ class ReplicaShares:
         made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
         if self._tries and any(self.of_gradients(device, stage) == 1 for stage in set(made)):
             return [dict.fromkeys(made, Fraction(1))]  # of a round, beside the one that runs
-        share = {stage: Fraction(int(self.of_gradients(device, stage) < 1)) for stage in set(made)}
+        share = {stage: int(self.of_gradients(device, stage) < 1) for stage in set(made)}
         pairs = [
             {first: share[first] * (1 + (first == second)), second: share[second] * (1 + (first == second))}
             for first, second in dict.fromkeys(pairwise(made))

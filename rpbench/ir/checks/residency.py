@@ -6,11 +6,15 @@ the order alone. Where a transfer is still under way when the next forward begin
 
 from collections.abc import Iterator
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
-from rpbench.ir.action import Kind, parts_of
-from rpbench.ir.analysis import Analysis
-from rpbench.ir.checks.deadlock import slots_of
+from rpbench.ir.action import Kind
+from rpbench.ir.checks.deadlock import Producers, slots_of
+from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Weights
+
+if TYPE_CHECKING:  # it asks for what is found here
+    from rpbench.ir.analysis import Analysis
 
 _TAKE = frozenset({Kind.F, Kind.FB})
 _RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
@@ -64,22 +68,23 @@ def prefetch_depth(schedule: Schedule) -> int:
     for _, lane, row in schedule.items():
         if lane == "h2d":
             held = 0
-            for kind, _, _, part, _, what, *_ in row:
-                held += what == "P" and (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
-                most = max(most, held)
+            for kind, part, what in map(itemgetter(0, 3, 5), row):
+                if what == "P":
+                    held += (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
+                    most = max(most, held)
     return most - 1 if most else 1
 
 
-def peak_resident(analysis: Analysis) -> list[int]:
+def peak_resident(analysis: "Analysis") -> list[int]:
     """The most stage activations each device holds at once, its partners' included.
 
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    return [max(map(sum, levels)) for levels in resident_levels(analysis)]
+    return [max(map(sum, levels)) for levels in analysis.resident_levels]
 
 
-def resident_levels(analysis: Analysis) -> list[set[tuple[int, ...]]]:
+def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, ...]]]:
     """Per device, how many microbatches of each stage it holds at its moments, every combination once.
 
     A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
@@ -88,27 +93,26 @@ def resident_levels(analysis: Analysis) -> list[set[tuple[int, ...]]]:
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    shape = analysis.schedule.shape
+    shape = index.shape
     stages = max(shape.num_stages, shape.num_backward_stages)
     levels = [[0] * stages for _ in range(shape.num_ranks)]
     found = [{(0,) * stages} for _ in levels]
-    for _, change, device, stage in sorted(_changes(analysis)):
+    for _, change, device, stage in sorted(_changes(index, producers)):
         levels[device][stage] += change
         found[device].add(tuple(levels[device]))
     return found
 
 
-def _changes(analysis: Analysis) -> Iterator[tuple[int, int, int, int]]:
+def _changes(index: Index, producers: Producers) -> Iterator[tuple[int, int, int, int]]:
     """(slot, change, device, stage): what is let go in a slot makes room for others."""
-    index = analysis.index
-    starts, ends = slots_of(index, analysis.producers)
+    starts, ends = slots_of(index, producers)
     for device, lane, first, stop in index.lanes:
         for action, begin, end in zip(index.actions[first:stop], starts[first:stop], ends[first:stop], strict=True):
-            for part in parts_of(action):
-                if part.kind in _TAKE:
-                    yield begin, 1, device, part.stage
-                if part.kind in _RELEASE:
-                    yield end, -1, device, part.stage
+            for part in action.sub or (action,):
+                if part[0] in _TAKE:
+                    yield begin, 1, device, part[1]
+                if part[0] in _RELEASE:
+                    yield end, -1, device, part[1]
             if action.object == "A":
                 if action.kind is Kind.FREE and lane == "d2h":
                     yield begin, -1, device, action.stage

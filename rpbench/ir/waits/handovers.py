@@ -27,7 +27,7 @@ from typing import NamedTuple
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.waits.edges import version_read
-from rpbench.ir.waits.visits import Transfer, actions_of
+from rpbench.ir.waits.visits import Transfer, first_of
 
 
 class GroupSum(NamedTuple):
@@ -69,6 +69,7 @@ class Handovers:
                 on_rank[visit.device, visit.stage, visit.backward, visit.step].append(load)
         for found in on_rank.values():
             found.sort(key=self._microbatch)
+        self._microbatches = {key: list(map(self._microbatch, found)) for key, found in on_rank.items()}
         for found in on_rank.values():
             for place, load in enumerate(found):
                 self._find_origin(load, place, on_rank)
@@ -94,7 +95,7 @@ class Handovers:
         return self.peer(number) == self._index.device(number)
 
     def _microbatch(self, transfer: Transfer) -> int:
-        return next(actions_of(self._index, transfer.visits[0])).microbatch or 0
+        return first_of(self._index, transfer.visits[0]).microbatch or 0
 
     # --- weights ---
 
@@ -112,10 +113,10 @@ class Handovers:
             if relayed is not None and (self.peer(relayed.pieces[0]), *of_visit) not in on_rank:
                 origin = relayed
             else:
-                num_earlier = bisect_left(there, self._microbatch(load), key=self._microbatch)
+                microbatches = self._microbatches.get((rank, *of_visit), [])
+                num_earlier = bisect_left(microbatches, self._microbatch(load))
                 if num_earlier:  # the first of the latest
-                    latest = self._microbatch(there[num_earlier - 1])
-                    origin = there[bisect_left(there, latest, key=self._microbatch)]
+                    origin = there[microbatches.index(microbatches[num_earlier - 1])]
                 if origin is None:
                     before = on_rank.get((rank, visit.stage, visit.backward, visit.step - 1), ())
                     origin = next((other for other in reversed(before) if self._reads_the_same(other, load)), None)

@@ -23,8 +23,8 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from itertools import product
+from functools import cached_property, partial
+from itertools import product, repeat
 from operator import itemgetter
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -37,7 +37,7 @@ from rpbench.ir.waits.handovers import Handovers
 from rpbench.ir.waits.late_rest import rest_edges
 from rpbench.ir.waits.saved_inputs import What, activation_edges
 from rpbench.ir.waits.visits import Transfer as Transfer
-from rpbench.ir.waits.visits import Visit, actions_of
+from rpbench.ir.waits.visits import Visit, first_of
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
 CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
@@ -55,6 +55,9 @@ _ARRIVALS: tuple[tuple[What, What], ...] = (
     ((Kind.UNSHARD, None), (Kind.RESHARD, None)),
 )
 _LEAVERS: tuple[What, ...] = ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
+
+_kind_object_stage = itemgetter(0, 5, 1)
+_transfer_of = partial(tuple.__new__, Transfer)  # of all fields in their order: there are thousands
 
 
 def has_transfers(schedule: Schedule) -> bool:
@@ -90,17 +93,23 @@ class Moves:
         self.replicas: dict[int, int] = {}
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
+        self._before: dict[tuple[bool, int, int], list[tuple[int, int]]] = {}  # STEPs by direction, stage and version
         for lane in index.lanes:
             row = index.actions[lane.start : lane.stop]
             if TRANSFERS.isdisjoint(map(itemgetter(0), row)):
                 continue
-            for number, (kind, stage, _, _, _, moved, _, _) in enumerate(row, start=lane.start):
-                if kind in TRANSFERS:
+            alike: dict[tuple[Kind, str | None, int], list[int]] = {}
+            for number, key in enumerate(map(_kind_object_stage, row), start=lane.start):
+                if key in alike:
+                    alike[key].append(number)
+                elif (kind := key[0]) in TRANSFERS:
                     if lane.name not in LANES[kind]:
                         where = " or ".join(LANES[kind])
                         rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane {where}"
                         raise broken(index.schedule, rule, [number])
-                    self._numbers[(kind, moved), lane.device, stage].append(number)
+                    alike[key] = [number]
+            for (kind, moved, stage), numbers in alike.items():
+                self._numbers[(kind, moved), lane.device, stage] += numbers
         late = index.schedule.late_rest is not None
         brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []
         self.rest_loads = {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in brought}
@@ -133,7 +142,7 @@ class Moves:
         found: dict[tuple[int, int], list[Visit]] = defaultdict(list)
         for visits in self._visits_of_devices():
             for visit in visits:
-                found[visit.device, visit.stage].append(visit)
+                found[visit[0], visit[2]].append(visit)  # device and stage
         return found
 
     @cached_property
@@ -157,13 +166,12 @@ class Moves:
                     continue
                 groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
+                self.transfers[arrive] += map(_transfer_of, zip(loads, groups, ends, strict=True))
                 brought = set[int]()
-                found = self.transfers[arrive]
-                for pieces, group, end in zip(loads, groups, ends, strict=True):
+                for pieces, group in zip(loads, groups, strict=True):
                     if len(group) > 1:
                         self._check_serves(pieces, group)
-                    found.append(Transfer(pieces, tuple(group), end))
-                    self.edges.append((pieces[-1], group[0].numbers[0]))
+                    self.edges.append((pieces[-1], group[0].first))
                     for updated, version in self._steps_before(group[0], pieces[0]):
                         early = arrive[0] is Kind.LOAD and version not in brought
                         self._publish(updated, version, pieces, early=early)
@@ -202,8 +210,10 @@ class Moves:
         index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
         shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
         for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
-            handed = [number for number in numbers if isinstance(index.actions[number].peer, int)]
-            if handed and what in ("P", "G") and stage in shards:
+            if what not in ("P", "G") or stage not in shards:
+                continue
+            handed = [number for number in numbers if isinstance(index.actions[number][6], int)]
+            if handed:
                 sharing = index.actions[shards[stage]]
                 rule = f"{index.actions[handed[0]]} goes from rank to rank, and {sharing} says that ranks share it"
                 shown = sorted((handed[0], shards[stage]))
@@ -238,7 +248,7 @@ class Moves:
         """The version that a visit reads."""
         if self._versions:
             return self._versions[visit.step]
-        shape, microbatch = self.index.shape, next(actions_of(self.index, visit)).microbatch
+        shape, microbatch = self.index.shape, first_of(self.index, visit).microbatch
         return version_read(self.index.schedule.policy, shape, microbatch or 0, visit.stage) or 0
 
     @cached_property
@@ -262,10 +272,10 @@ class Moves:
             else:
                 number, rule = ends[len(loads)], "frees what is not there: there is one for each that comes"
             raise broken(self.index.schedule, f"{self.index.actions[number]} {rule}", [number])
-        for end, group, pieces in zip(ends, groups, loads, strict=True):
-            last = group[-1].numbers[-1]
-            self.edges.append((last, end))
-            if end > max(last, pieces[-1]):
+        lasts = [group[-1][4][-1] for group in groups]
+        self.edges += zip(lasts, ends, strict=True)
+        for end, last, pieces in zip(ends, lasts, loads, strict=True):
+            if end > last and end > pieces[-1]:
                 continue
             lane = self.index.lanes[self.index.lane_of[end]]
             if end < last < lane.stop and lane.name == "compute":
@@ -277,17 +287,20 @@ class Moves:
 
     def _match_gradients(self, what: What) -> None:
         self._check_used(what)
-        stages = {stage for found, _, stage in self._numbers if found == what}
+        stages, goes = {stage for found, _, stage in self._numbers if found == what}, self._versions_that_go(what)
         together: dict[tuple[int, int, int], list[Transfer]] = defaultdict(list)  # (stage, step, k) -> one of a device
         for (device, stage), visits in sorted(self._visits.items()) if stages else ():
-            made = [visit for visit in visits if visit.last_gradient >= 0 and self._goes(what, visit)]
-            if stage in stages and made:
+            if stage not in stages:
+                continue
+            made = [visit for visit in visits if visit.last_gradient >= 0 and (goes is None or visit.step + 1 in goes)]
+            if made:
                 numbers = self._numbers[what, device, stage]
                 groups = self._served(made, [(number,) for number in numbers], what)
                 num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
-                for number, group in zip(numbers, groups, strict=True):
-                    transfer, step = Transfer((number,), tuple(group)), group[-1].step
-                    self.transfers[what].append(transfer)
+                own = list(map(_transfer_of, zip(zip(numbers, strict=True), groups, repeat(-1), strict=False)))
+                self.transfers[what] += own
+                for transfer in own:
+                    step = transfer[1][-1][3]
                     together[stage, step, num_of[step]].append(transfer)
                     num_of[step] += 1
                 self._match_steps(what, stage, numbers, groups)
@@ -306,14 +319,14 @@ class Moves:
         replicas: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a REDUCE_GRAD there
         for transfer in (each for one in sums for each in one):
             number, (first, *others) = transfer.pieces[0], transfer.visits
-            if any(visit.step != first.step for visit in others):
+            if others and any(visit.step != first.step for visit in others):
                 rule = f"{self.index.actions[number]} adds up gradients of several steps, each used by itself"
                 raise broken(self.index.schedule, rule, [number], way_out="take one for each step, or for each visit")
             replicas[first.stage].setdefault(first.device, number)
         for one in sums:
             there, stage = {each.visits[0].device for each in one}, one[0].visits[0].stage
-            away = sorted(replicas[stage].keys() - there)
-            if away:
+            if replicas[stage].keys() - there:
+                away = sorted(replicas[stage].keys() - there)
                 number, step = one[0].pieces[0], one[0].visits[0].step
                 rule = (
                     f"{self.index.actions[number]} on rank {min(there)} has no counterpart on rank {away[0]} in step "
@@ -322,23 +335,24 @@ class Moves:
                 shown = [number, replicas[stage][away[0]]]
                 raise broken(self.index.schedule, rule, shown, way_out="reduce equally often on all of them")
 
-    def _goes(self, what: What, visit: Visit) -> bool:
-        """Whether a gradient moves; with a late rest, only those of which the host has a part go to the host."""
+    def _versions_that_go(self, what: What) -> range | None:
+        """The versions whose gradients move: with a late rest, only those of which the host has a part; None: all."""
         rule = self.index.schedule.late_rest
         if rule is None or what[0] is not Kind.STORE or not self.index.steps:
-            return True
-        return visit.step + 1 in versions_stored(rule, self.index.shape.num_steps)
+            return None
+        return versions_stored(rule, self.index.shape.num_steps)
 
     def _match_steps(self, what: What, stage: int, numbers: Sequence[int], groups: Sequence[Sequence[Visit]]) -> None:
         if self.index.schedule.late_rest is not None and what[0] is Kind.STORE:
             return  # a STEP on a device takes columns that are there
         steps, looks = self.index.steps, self.index.validations
+        after = {
+            version: [number for number in (steps.get((stage, version)), looks.get(version)) if number is not None]
+            for version in range(1, self.index.shape.num_steps + 1)
+        }
         for number, group in zip(numbers, groups, strict=True) if steps or looks else ():
-            for version in {visit.step + 1 for visit in group}:
-                if (stage, version) in steps:
-                    self.edges.append((number, steps[stage, version]))
-                if version in looks:
-                    self.edges.append((number, looks[version]))
+            for version in {visit.step + 1 for visit in group} if len(group) > 1 else (group[0][3] + 1,):
+                self.edges += [(number, later) for later in after[version]]
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
         freed = self._numbers.get(((Kind.FREE, "G"), device, stage), [])
@@ -358,16 +372,16 @@ class Moves:
         ):
             if not self.transfers[before]:
                 continue
-            serves = {
-                id(visit): transfer.pieces[-1] for transfer in self.transfers[before] for visit in transfer.visits
-            }
-            for transfer in self.transfers[after]:
-                served = {serves[id(visit)] for visit in transfer.visits[begin:] if id(visit) in serves}
-                self.edges += [(number, transfer.pieces[0]) for number in sorted(served)]
+            serves = {id(visit): pieces[-1] for pieces, visits, _ in self.transfers[before] for visit in visits}
+            for pieces, visits, _ in self.transfers[after]:
+                served = {serves[id(visit)] for visit in visits[begin:] if id(visit) in serves}
+                self.edges += [(number, pieces[0]) for number in sorted(served)]
 
     def _join_shards(self) -> None:
         """The k-th gathers of a stage, one on each device, gather the shards that all devices have loaded for it."""
         loads = {id(visit): load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
+        if not loads:
+            return
         together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
         num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
         for gather in self.transfers[Kind.UNSHARD, None]:
@@ -393,24 +407,27 @@ class Moves:
         """(stage, version) of the STEPs that make the weights a visit reads; check the version its transfer names."""
         index = self.index
         version, written = self._version(visit) if index.steps else 0, index.actions[load].version
-        if written not in (None, version):
+        if written is not None and written != version:
             reader = index.actions[visit.first]
             rule = f"{index.actions[load]} brings version {written} to {reader}, which reads version {version}"
             raise broken(index.schedule, rule, [load, visit.first])
         if not version:
             return ()
-        updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
-        return [(stage, version) for stage in updated if (stage, version) in index.steps]
+        key = visit.backward, visit.stage, version
+        if key not in self._before:
+            updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
+            self._before[key] = [(stage, version) for stage in updated if (stage, version) in index.steps]
+        return self._before[key]
 
-    def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[list[Visit]]:
+    def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[tuple[Visit, ...]]:
         """The visits that each of some transfers of one stage serves."""
-        steps = sorted({visit.step for visit in visits})
         if len(loads) == len(visits):
-            return [[visit] for visit in visits]
+            return list(zip(visits, strict=True))
+        steps = sorted({visit.step for visit in visits})
         if len(loads) == len(steps):
-            return [[visit for visit in visits if visit.step == step] for step in steps]
+            return [tuple(visit for visit in visits if visit.step == step) for step in steps]
         if len(loads) == 1:
-            return [list(visits)]
+            return [tuple(visits)]
         rule = (
             f"stage {visits[0].stage} has {len(visits)} visits in {len(steps)} steps on rank {visits[0].device} and "
             f"{len(loads)} {_name(what)}: one for each visit, one for each step, or one for all"
@@ -419,9 +436,11 @@ class Moves:
 
     def _pieces(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """Transfers as their pieces: piece 0 begins a transfer, and the others follow in order."""
-        found: list[list[int]] = []
+        actions, found = self.index.actions, list[list[int]]()
+        if {actions[number][3] for number in numbers} <= {0}:  # nearly all come whole
+            return list(zip(numbers, strict=True))
         for number in numbers:
-            part = self.index.actions[number].part
+            part = actions[number].part
             if part == 0:
                 found.append([])
             if not found or part != len(found[-1]):

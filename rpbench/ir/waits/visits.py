@@ -11,12 +11,13 @@ makes the input of another stage (`Shape.keeps_every`) is a visit of its own, wh
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rpbench.ir.action import COMPUTE, HEAD, Action, Kind
 from rpbench.ir.index import GRADIENT, Index
 
-_VISITING = COMPUTE - set(HEAD)
+_VISITING, _ADDING = COMPUTE - set(HEAD), frozenset(GRADIENT)
 
 
 class Visit(NamedTuple):
@@ -53,6 +54,9 @@ class Transfer(NamedTuple):
     end: int = -1
 
 
+make_visit = partial(tuple.__new__, Visit)  # of all fields in their order: there are thousands
+
+
 def visits_of(index: Index) -> list[list[Visit]]:
     """The visits of every device, in the order of its compute lane."""
     found: list[list[Visit]] = [[] for _ in range(index.shape.num_ranks)]
@@ -68,8 +72,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     again = False
     gradient, actions, size = -1, index.actions, index.shape.num_microbatches
     is_alone = Kind.R if index.shape.keeps_every > 1 else None  # makes the input of another stage
-    for number in numbers:
-        action = actions[number]
+    for number, action in zip(numbers, actions[numbers.start : numbers.stop], strict=True):
         for part in _by_visit(action.sub, size) if action.sub else (action,):
             kind, stage, microbatch = part[:3]
             if kind not in _VISITING:
@@ -77,14 +80,15 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
             assert microbatch is not None
             place = kind is not Kind.F, stage, microbatch // size
             if now is not None and (place != now or again != (kind is is_alone)):
-                yield Visit(device, *now, tuple(run), gradient)
+                yield make_visit((device, *now, tuple(run), gradient))
                 run, gradient = [], -1
             now, again = place, kind is is_alone
-            if run[-1:] != [number]:  # an OVERLAP may hold two actions of one visit
+            if not run or run[-1] != number:  # an OVERLAP may hold two actions of one visit
                 run.append(number)
-            gradient = number if kind in GRADIENT else gradient
+            if kind in _ADDING:
+                gradient = number
     if now is not None:
-        yield Visit(device, *now, tuple(run), gradient)
+        yield make_visit((device, *now, tuple(run), gradient))
 
 
 def _by_visit(parts: Sequence[Action], size: int) -> list[Action]:
@@ -92,6 +96,12 @@ def _by_visit(parts: Sequence[Action], size: int) -> list[Action]:
     places: dict[tuple[bool, int, int], int] = {}
     order = [places.setdefault(_place(part, size), len(places)) for part in parts]
     return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
+
+
+def first_of(index: Index, visit: Visit) -> Action:
+    """The first plain action of a visit."""
+    action = index.actions[visit[4][0]]
+    return next(actions_of(index, visit)) if action.sub else action
 
 
 def actions_of(index: Index, visit: Visit) -> Iterator[Action]:

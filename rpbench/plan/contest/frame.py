@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rpbench.cost.charges import with_everything
 from rpbench.cost.footprint.memory import Footprint
-from rpbench.cost.footprint.replicas import ReplicaShares, host_bytes, shares_or_offloads, ssd_bytes
+from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import DeviceMemory
 from rpbench.cost.pieces import of_segments
 from rpbench.cost.table import CostTable
@@ -137,16 +137,10 @@ class Frame:
         step_s = self.paced(self.costs(partition, keeps))
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
         peak = int(self._peaks(partition, keeps).max())
-        host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences), shares=self._shares)
+        host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences), shares=self._footprint.shares)
         misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes), self._over_ssd)
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
         return Outcome(tokens / step_s, step_s, keeps, peak, host, max(misfits))
-
-    @cached_property
-    def _shares(self) -> ReplicaShares | None:
-        """Parts of stages on devices, where replicas share or offload them, whatever the cut."""
-        has_some = self.schedule.weights is not Weights.STREAMED and shares_or_offloads(self.schedule)
-        return ReplicaShares(self.graph.analysis) if has_some else None
 
     @cached_property
     def _over_ssd(self) -> float:
