@@ -1,8 +1,7 @@
 """Mesh: the groups of devices, their order, and the states they share.
 
-A pipeline rank is a group of data x context x tensor devices that do the same at the same time. Experts live on the
-devices of data x context (with `expert_tensor` shards of an expert, usually 1 or `tensor`): `expert` is no further
-factor of the device count.
+A pipeline rank is a group of data x context x tensor devices that do the same at the same time. Experts are spread over
+the devices of a pipeline rank, with `expert_tensor` shards each, so `expert` is no further factor of the device count.
 """
 
 from dataclasses import dataclass, field
@@ -44,9 +43,9 @@ class Mesh:
 
     Args:
         data, pipeline, tensor, context: sizes; their product is the number of devices.
-        expert: devices that the experts of a layer are dealt to.
+        expert: devices that the experts of a layer are spread over.
         expert_tensor: shards of one expert; 0 for 1.
-        sequence_parallel: element-wise work between tensor-parallel maps is cut as well.
+        sequence_parallel: element-wise work between tensor-parallel products is cut as well.
         sharing: the states that replicas share.
         order: axes, innermost first.
 
@@ -104,22 +103,21 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh."""
         return prod(getattr(self, axis) for axis in AXES)
 
     @property
     def replicas(self) -> int:
-        """Devices that hold the same dense parameters when nothing is shared."""
+        """Devices with the same dense parameters if nothing is sharded."""
         return self.data * self.context
 
     @property
     def expert_replicas(self) -> int:
-        """Devices that hold the same expert parameters when nothing is shared."""
+        """Devices with the same expert parameters if nothing is sharded."""
         return self.replicas * self.tensor // (self.expert * self.expert_tensor)
 
     @property
     def shard_group(self) -> int:
-        """Devices that share dense states; 1 where nothing is shared."""
+        """Devices that share dense states."""
         return 1 if self.sharing.what == "none" else (self.sharing.group or self.replicas)
 
     @property
@@ -140,7 +138,7 @@ class Mesh:
             raise ValueError(f"mesh {sizes} = {self.num_devices} devices, the cluster has {num_devices}; {way_out}")
 
     def check_model(self, heads: int, key_value_heads: int, experts: int, num_layers: int) -> None:
-        """Raise ValueError, with the sizes that can be, if a model cannot be cut like this."""
+        """Raise ValueError, with the possible sizes, if a model cannot be cut like this."""
         if heads % self.tensor:
             rule = "more tensor shards than heads" if self.tensor > heads else "heads that do not divide"
             raise ValueError(f"mesh.tensor={self.tensor} of {heads} heads: {rule}; take one of {_divisors(heads)}")
@@ -158,7 +156,6 @@ class Mesh:
 
 
 def divisors(number: int) -> list[int]:
-    """The smallest first."""
     return [size for size in range(1, number + 1) if number % size == 0]
 
 

@@ -41,8 +41,8 @@ def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> Laye
     """Bytes of some parameters on a device.
 
     Args:
-        what: replicas share.
-        whole: how many parameters, a number or an array of many plans; `shard` is what is left of them to a device.
+        what: the states that replicas share.
+        whole, shard: number of parameters, and of those that a device owns; numbers, or arrays of many plans.
     """
     return LayerSize(
         2.0 * (shard if what == "parameters" else whole),
@@ -52,19 +52,19 @@ def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> Laye
 
 
 def states_held(job: Job, own: Held) -> LayerSize:
-    """The same of the parameters of a device of a job."""
+    """The same for the parameters of a device of a job."""
     mesh = job.mesh
     shard = own.dense / mesh.shard_group + own.experts / mesh.expert_shard_group
     return states_of(job.software, mesh.sharing.what, own.dense + own.experts, shard)
 
 
 def trained(job: Job, rank: int) -> Held:
-    """What learns of the parameters of a device of a pipeline rank."""
+    """The parameters of a device of a pipeline rank that learn."""
     return learning(job, held(job, rank), (each for stage in job.stages_of(rank) for each in job.stage_layers[stage]))
 
 
 def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
-    """What learns of the parameters of some layers, (kind, how many): all of them, or the adapters beside them."""
+    """The parameters of some layers, (kind, how many), that learn: all of them, or the adapters beside them."""
     if job.adapters is None:
         return own
     sizes = {kind: float(job.adapters.rank * sum(map(sum, adapted_maps(job, kind)))) for kind in job.kinds}
@@ -72,7 +72,7 @@ def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
 
 
 def held_by_stage(job: Job, stage: int) -> Held:
-    """The parameters of a device for one stage, with the embedding in the first and the head in the last."""
+    """The parameters of a device for one stage; the first has the embedding, the last the head."""
     return held_layers(job, job.stage_layers[stage], first=stage == 0, last=stage == job.num_stages - 1)
 
 

@@ -1,8 +1,8 @@
-"""Replicas: a step of devices that exchange states and nothing else, by cause.
+"""Replicas: a simulated step of devices that exchange states and nothing else.
 
-Where gradients are scattered after every backward, layer by layer, it is simulated: every layer is a stage of its own,
-in the order and with the actions that `zero_2` and `zero_3` have on one host, whose stages may hold several. Sums once
-a step go in buckets that are no layers: those are closed forms. With 2 layers and 2 microbatches under ZeRO-2:
+Gradients are scattered after every backward, layer by layer: every layer is a stage, with the order and the actions of
+`zero_2` and `zero_3`. Reductions once a step go in buckets that are no layers, so `rpbench.mesh.step` has closed forms
+for them. With 2 layers and 2 microbatches under ZeRO-2:
 
     compute   0F0 1F0 1B0 0B0                                0F1 1F1 1B1 0B1
     net       0UNSHARD 1UNSHARD | 1REDUCE_GRAD 0REDUCE_GRAD | 1REDUCE_GRAD 0REDUCE_GRAD
@@ -33,7 +33,7 @@ class Layered(NamedTuple):
     """The microbatches of replicas, simulated.
 
     Args:
-        terms: seconds from the first gather to the last sum; `work` of them computation, were there no exchanges.
+        terms: seconds from the first gather to the last reduction: `work` without exchanges, and `data`.
     """
 
     graph: Graph
@@ -43,14 +43,14 @@ class Layered(NamedTuple):
 
 
 def exchange_alone(job: Job) -> bool:
-    """Whether nothing but replicas exchange."""
+    """Whether the replicas' exchanges are the only ones: there is no pipeline."""
     return job.mesh.pipeline == 1 and (job.mesh.replicas > 1 or job.mesh.expert_replicas > 1)
 
 
 def scatter_layers(job: Job) -> bool:
-    """Whether all of them scatter gradients layer by layer, after every backward.
+    """Whether replicas without a pipeline scatter all gradients layer by layer, after every backward.
 
-    Experts that are dealt to devices have groups of their own, which a step does not wait for with every layer.
+    Experts that are spread over devices have other groups, whose exchanges no layer waits for.
     """
     mesh = job.mesh
     by_visit = LOWERED[mesh.sharing.what][1] == "visit" and mesh.shard_group == mesh.replicas
@@ -59,7 +59,7 @@ def scatter_layers(job: Job) -> bool:
 
 
 def layered(job: Job) -> Layered:
-    """The microbatches of a job whose replicas scatter layer by layer."""
+    """The simulated microbatches of a job with `scatter_layers`."""
     cut = (1,) * len(job.architecture.layers)
     parameters, gradients = lowered(job, entry("data_parallel").build(Shape(1, len(cut), job.num_microbatches)))
     graph = _graph(len(cut), job.num_microbatches, parameters, gradients)
@@ -81,7 +81,7 @@ def layered(job: Job) -> Layered:
 
 @lru_cache(maxsize=32)
 def _graph(layers: int, microbatches: int, parameters: Per | None, gradients: Per | None) -> Graph:
-    """The graph of replicas whose exchanges are lowered so; of any number of them, for they do the same."""
+    """The graph of any number of replicas, which all do the same, with their exchanges."""
     order = entry("data_parallel").build(Shape(1, layers, microbatches, outer_replicas=2))
     order = order.with_partition(symmetric((1,) * layers))
     if parameters is None and gradients is None:

@@ -1,7 +1,7 @@
-"""Software: how a framework computes and communicates, from `conf/software/`, and the constants of its speed.
+"""Software: the traits of a framework, from `conf/software/`, and the constants of its speed.
 
-A trait is read off the framework (which attention, what overlaps); a constant is a number with a prior that may be
-fitted on published runs: `conf/software/constants.csv`, made by `python -m analysis.predictions.clusters fit`.
+A trait is read off the framework, such as its attention and what overlaps. A constant is a number with a prior that may
+be fitted on published runs: `conf/software/constants.csv`, made by `python -m analysis.predictions.clusters fit`.
 """
 
 import csv
@@ -14,7 +14,7 @@ from rpbench.cost.hardware.device import CONF, names, read
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.registry import unknown_name
 
-DEFAULT = "megatron_core"  # whose kernels and overlap stand for a run that names none
+DEFAULT = "megatron_core"  # the software of a run that names none
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
 Kernels = Literal["tiled", "eager", "fused", "engine"]
 
@@ -71,20 +71,20 @@ class Software:
         gradient_bytes: of a gradient when it is reduced over replicas.
         accumulate_bytes: of a gradient between microbatches.
         blocking_hops: whether a stage waits for its neighbours' transfers.
-        hidden_tensor, hidden_expert: shares of these collectives that hide behind computation.
+        hidden_tensor, hidden_expert: fractions of these collectives that computation hides.
         gradients_beside, parameters_beside: whether data parallelism's collectives run beside computation.
-        reduce_volumes: volumes of a step's data parallelism: 2, or 3 where gradients are all-reduced and then gathered.
+        reduce_volumes: tensor sizes that data parallelism sends in a step: 2, or 3 if gradients are all-reduced and
+            parameters then gathered.
         zigzag: whether context parallelism balances causal attention.
         deduplicates: whether a token is sent once to a node, however many of its experts live there.
-        pad_vocab: rows of the vocabulary are a multiple of this, for each tensor shard.
-        split_penalty: kernels of a backward that is split, over those of a whole one.
+        pad_vocab: rows of the vocabulary on each tensor shard are a multiple of this.
+        split_penalty: seconds of the kernels of a split backward over those of a whole one.
         softmax_passes: passes over the scores of unfused attention, forward.
         dispatch_bytes: of a value that is sent to an expert.
         scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit.
         optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
         constants: see `PRIORS`.
-        numbers: what its kernels, its host and its memory are counted with, where they are
-            (`rpbench.cost.hardware.basis`); `declared` has the origin of each.
+        numbers: for kernels that are counted (`rpbench.cost.hardware.basis`); `declared` has the origin of each.
 
     Raises:
         ValueError: for a constant that is not known or not above 0.
@@ -137,13 +137,13 @@ class Software:
 
 
 def usual_software(measured: Iterable[str]) -> Software:
-    """The software of a run that names none: our engine where a machine's `measured` constants have it."""
+    """The software of a run that names none: our engine if the machine's `measured` constants include it."""
     return software("engine" if has_engine(measured) else DEFAULT)
 
 
 @cache
 def software(name: str) -> Software:
-    """The framework of `conf/software/<name>.yaml`, with what has been fitted for it.
+    """The framework of `conf/software/<name>.yaml` with its fitted constants.
 
     Raises:
         ValueError: for an unknown name, with the nearest, or an unknown field.
@@ -155,10 +155,10 @@ def software(name: str) -> Software:
 
 
 def software_of(values: Mapping[str, Any]) -> Software:
-    """The framework of a file's keys; what was fitted for it holds unless they say otherwise.
+    """The framework of a file's keys; its fitted constants hold unless the keys say otherwise.
 
     Raises:
-        ValueError: for an unknown field, or a value that cannot be.
+        ValueError: for an unknown field, or a value that is not allowed.
     """
     _check_traits(values)
     name = str(values["name"])
@@ -190,14 +190,14 @@ def _check_traits(values: Mapping[str, Any]) -> None:
 
 
 def declared_software(name: str) -> Software:
-    """The same before anything is fitted; ValueError for an unknown field."""
+    """The framework without fitted constants; ValueError for an unknown field."""
     values = read(CONF / "software" / f"{name}.yaml")
     _check_traits(values)
     return Software(**values)
 
 
 def fitted(name: str) -> dict[str, float]:
-    """Constants that were fitted for a framework; empty where none were."""
+    """Constants that were fitted for a framework."""
     path = CONF / "software" / "constants.csv"
     if not path.exists():
         return {}

@@ -49,8 +49,8 @@ def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) 
     """Seconds of an all-to-all in which every member sends `bytes_each` in all.
 
     Args:
-        copies_outside: copies of a token that leave the domain, for each expert it visits; below 1 where a dispatcher
-            sends a token once to a domain.
+        copies_outside: copies of a token that leave the domain, for each expert it visits; below 1 if a token is sent
+            once to a domain.
     """
     if group.size == 1:
         return 0.0
@@ -64,7 +64,7 @@ def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) 
 
 
 def ring_pass_s(bytes_each: float, group: Group) -> float:
-    """Seconds in which every member's block of keys and values goes around the ring once (context parallelism)."""
+    """Seconds in which every member's block of keys and values passes the whole ring once (context parallelism)."""
     if group.size == 1:
         return 0.0
     pace = group.bytes_per_s if group.inside else min(group.bytes_per_s, group.outside_bytes_per_s * group.here)

@@ -1,4 +1,4 @@
-"""Layer times: the seconds of every layer of a setting, as schedules and simulators take them."""
+"""Layer times: the seconds of every layer of a setting, as `LayerTimes` for schedules and simulators."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from rpbench.workload.architecture import Architecture
 
 def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
     """A microbatch of `num_tokens` on one device, counted with these numbers; recomputed if a run says so."""
-    where, known, seq_len = Machine(numbers.cluster_name), software(framework), model.seq_len  # the numbers have all
+    where, known, seq_len = Machine(numbers.cluster_name), software(framework), model.seq_len  # all is in the numbers
     return Setting(model, where, Mesh(), known, seq_len, num_tokens / seq_len, recompute="full", numbers=numbers)
 
 
@@ -44,18 +44,14 @@ def pipeline_setting(
 
 
 def times_of(setting: Setting) -> LayerTimes:
-    """Seconds of one microbatch through each layer of a model, all on devices of one kind.
-
-    Raises:
-        ValueError: if a figure of the machine is missing.
-    """
+    """Seconds of one microbatch through each layer of a model; ValueError if a figure of the machine is missing."""
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
     kinds, split = setting.kinds, setting.software.split_penalty
     layers = [kinds[kind] for kind in own.layers[: own.num_layers]]
     if setting.software.kernels == "tiled":
-        more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
+        more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # layers that predict further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
     times = as_times(layers, setting.head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
@@ -69,7 +65,7 @@ def times_of(setting: Setting) -> LayerTimes:
 def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
     """Seconds of a device's shards times the devices, over those of whole layers: forwards, backwards, head.
 
-    Empty where the heads of attention cannot be cut, or there is one device.
+    Empty if the heads of attention cannot be cut, or there is one device.
     """
     own, devices = setting.architecture, setting.mesh.num_devices
     if devices == 1 or own.heads % devices or max(own.key_value_heads, devices) % min(own.key_value_heads, devices):
@@ -89,7 +85,7 @@ def _kernels_s(setting: Setting) -> tuple[float, float, float]:
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
-    """The work of a step beside its microbatches; counted kernels have numbers of their own for it."""
+    """The traffic of a step beside its microbatches."""
     numbers, constants = numbers_of(setting), setting.software.constants
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
@@ -107,7 +103,7 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
 
 
 def tied_s(setting: Setting) -> float:
-    """Seconds of summing a tied matrix's gradients over the devices of its two ends; 0 where one device has both."""
+    """Seconds of reducing a tied matrix's gradients over the two ends of a pipeline; 0 without a pipeline."""
     own, mesh = setting.architecture, setting.mesh
     if not own.tied or setting.adapters or mesh.pipeline == 1:
         return 0.0
@@ -116,7 +112,7 @@ def tied_s(setting: Setting) -> float:
 
 
 def lost_s(setting: Setting) -> float:
-    """Seconds that a rank loses with each microbatch, for a layer and one way; 0 where kernels are counted."""
+    """Seconds that a rank loses with each microbatch, per layer and way; 0 unless kernels are tiled."""
     if setting.software.kernels != "tiled":
         return 0.0
     ways = 2 * len(setting.architecture.layers)
@@ -126,11 +122,11 @@ def lost_s(setting: Setting) -> float:
 def as_times(
     layers: Sequence[Seconds], head: Seconds, hop: float, *, each: float = 0.0, split: float = 1.0
 ) -> LayerTimes:
-    """The seconds of layers and head as one table.
+    """The seconds of layers and head as `LayerTimes`.
 
     Args:
-        each: seconds that a layer loses on every way through it.
-        split: kernels of a backward in two halves over those of a whole one.
+        each: seconds that a layer loses in a forward, and in a backward.
+        split: seconds of a split backward's kernels over those of a whole one.
     """
     return LayerTimes(
         forward=[layer.forward_all + each for layer in layers],
@@ -147,10 +143,10 @@ def as_times(
 
 
 def hop_s(setting: Setting) -> float:
-    """Seconds of a boundary tensor from one stage to the next.
+    """Seconds of a boundary tensor from one stage to the next; 0 without a link.
 
-    Eager software, this project's engine, and all software in a host whose devices have no link to each other send it
-    down to the host, then up; 0 without a link.
+    Eager software, this project's engine, and any software on devices without a link to each other send it down to the
+    host, then up.
     """
     own, mesh, machine = setting.architecture, setting.mesh, setting.machine
     if setting.software.kernels != "tiled":
@@ -178,10 +174,10 @@ def with_halves(times: LayerTimes, own: Architecture) -> LayerTimes:
 
 
 def penalised(times: LayerTimes, penalty: float) -> LayerTimes:
-    """The same times, with both halves of a backward together taking `penalty` times one whole backward.
+    """The times with the two halves of a backward taking `penalty` times one whole backward, which keeps its time.
 
     Args:
-        penalty: at least 1; 1.02 to 1.04 in measured runs of others. A whole backward (B) keeps its time.
+        penalty: at least 1; 1.02 to 1.04 in measured runs of others.
     """
     if penalty == 1:
         return times

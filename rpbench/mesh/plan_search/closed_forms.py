@@ -1,8 +1,8 @@
 """Closed forms in arrays: seconds and bytes of all plans of a search at once.
 
 Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
-columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory`, with layers as their mean where kinds
-differ; the best plans are simulated afterwards.
+columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory` for the mean layer. The search simulates
+the best plans afterwards.
 """
 
 from dataclasses import replace
@@ -18,19 +18,19 @@ from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import logits_bytes
 from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
-from rpbench.mesh.layout import Mesh
+from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
-from rpbench.mesh.plan_search.plans import EVEN, SHARED, Floats, Inner, Ints, Plans
+from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 
-ROUNDING = 1e-9  # by which a cut must be better
+ROUNDING = 1e-9  # relative gain by which a cut must be better
 
 
 class Question(NamedTuple):
-    """What a search is about; `global_batch` are the sequences of a step."""
+    """The input of a search; `global_batch` counts the sequences of a step."""
 
     architecture: Architecture
     machine: Machine
@@ -40,13 +40,13 @@ class Question(NamedTuple):
     precision: Precision = "bf16"
 
     def job(self, inner: Inner, machine: Machine, mesh: Mesh, **more: Any) -> Job:
-        """A run with these inner choices on some devices; `more` are fields of a `Job`."""
+        """A run with these inner choices on these devices; `more` are fields of a `Job`."""
         own, known = self.architecture, self.software
         return Job(own, machine, mesh, known, self.seq_len, inner.sequences, self.precision, inner.recompute, **more)
 
 
 class Timed(NamedTuple):
-    """Seconds of a step, and bytes of the fullest device, of every plan."""
+    """Of every plan: seconds of a step, and bytes of the fullest device."""
 
     step_s: Floats
     peak_bytes: Floats
@@ -55,7 +55,7 @@ class Timed(NamedTuple):
 def layer_table(question: Question, inners: tuple[Inner, ...]) -> dict[str, Floats]:
     """Seconds and bytes of the mean layer and of the head, for each kind of inner choices."""
     own = question.machine
-    if own.device_speeds is None:  # seconds of layers are the same on any number of hosts, at any price and batch
+    if own.device_speeds is None:  # number of hosts, price and batch do not change the seconds of layers
         own = replace(own, num_devices=own.node_devices, price_usd_per_hour=None)
     rows = [_layer_row(question._replace(machine=own, global_batch=0), inner) for inner in inners]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -84,7 +84,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
         "working": working_set_bytes(job),
         "logits": logits_bytes(job),
-        "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # of every microbatch in flight
+        "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # for every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
         "matrix": rows * own.hidden,
@@ -106,7 +106,7 @@ def _smallest_job(question: Question, inner: Inner) -> Job:
 
 
 def balanced(question: Question, plans: Plans, table: dict[str, Floats]) -> Plans:
-    """The plans, each cut so that its busiest rank has least to do."""
+    """The plans, each with the cut whose busiest rank has least work."""
     return replace(plans, last=_Forms(question, plans, table).balanced())
 
 
@@ -160,14 +160,14 @@ class _Forms:
         return found
 
     def balanced(self) -> Ints:
-        """`Plans.last` under which the busiest rank has least to do: the last stage also has the head."""
+        """The `Plans.last` whose busiest rank has least work; the last stage also has the head."""
         layers, others = len(self.question.architecture.layers), np.maximum(1.0, self.p * self.v - 1)
         head = self.each["head"] / self.layer_s
-        # of the last rank: its stages but the last, evenly cut, and what its share leaves beside the head
+        # layers of the last rank beside the head in an equal division, and its part of the evenly cut stages
         shares, part = (layers + head) / self.p - head, (self.v - 1) / others
         alike = np.floor((shares - part * layers) / np.maximum(1 - part, 1 / others))
         best, least = np.full(len(self.p), EVEN), self.busiest_s(rank_layers(layers, self.p, self.v))
-        for more in (2, 1, 0, -1):  # the others have whole layers, so that the best is not at hand
+        for more in (2, 1, 0, -1):  # stages have whole layers, so the best cut is near, not at, the equal division
             last = np.clip(alike + more, 0, layers - others).astype(np.int64)
             busiest = self.busiest_s(rank_layers(layers, self.p, self.v, last))
             better = (busiest < least * (1 - ROUNDING)) & (self.p > 1)
@@ -196,7 +196,7 @@ class _Forms:
     def data_s(self) -> Floats:
         """Seconds that data parallelism adds.
 
-        Where parameters are shared, embedding and head are one unit: gathered once for a microbatch, since its backward
+        If parameters are sharded, embedding and head are one unit: gathered once for a microbatch, since its backward
         follows its forward, and reduced once a step. A tied matrix is gathered once for both uses.
         """
         software, machine, each, shared = self.software, self.question.machine, self.each, self.plans.shared
@@ -210,7 +210,7 @@ class _Forms:
         scatter = software.gradient_bytes * own * np.where(shared == 0, 2.0, 1.0) + latency
         gather = 2.0 * own * (shared > 0) + latency * (shared > 0)
         back = each["backward"] + each["recompute"]
-        visits = np.where(shared == SHARED.index("gradients"), m, 1.0)  # a sum after every backward
+        visits = np.where(shared == SHARDED.index("gradients"), m, 1.0)  # a sum after every backward
         behind_sums = visits * (most * back * software.gradients_beside)
         behind_sums += (visits - 1) * most * each["forward"] * software.gradients_beside  # of the next microbatches
         found = sum(
@@ -224,11 +224,11 @@ class _Forms:
         ahead = np.maximum(each["forward"] * (1 + beside), 2.0 * layer) - each["forward"]
         later = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
         whole = m * most * (ahead + later) + (2.0 * m + software.gradient_bytes) * self.ends * part / bandwidth
-        fully = shared == SHARED.index("parameters")
+        fully = shared == SHARDED.index("parameters")
         return np.where(n == 1, 0.0, np.where(fully, whole, found))
 
     def peak_bytes(self) -> Floats:
-        """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
+        """Bytes of the fullest of three ranks: the first, the last, and the first with most layers."""
         p, ranks, each, ends = self.p, self.ranks, self.each, self.ends
         alone = p == 1
         of_loss = each["logits"] + np.where(self.names == "gpipe", self.m - 1, 0.0) * each["logits_waiting"]
@@ -244,7 +244,7 @@ class _Forms:
         return found
 
     def _in_flight(self, rank: Floats) -> Floats:
-        """Microbatches whose activations a rank keeps, in the usual closed forms."""
+        """Microbatches whose activations a rank keeps."""
         p, m, names = self.p, self.m, self.names
         found = np.minimum(m, p - rank)
         found = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1 - 2 * rank) / self.v), found)
@@ -257,13 +257,12 @@ class _Forms:
         found = np.zeros_like(self.n)
         sizes = (each["dense"] * layers + matrix, self.n), (each["experts"] * layers, self.expert_shards)
         for size, shards in sizes:
-            parts = [sum(states_of(self.software, what, size, size / shards)) for what in SHARED]
-            found = found + np.select([shared == number for number in range(len(SHARED))], parts)
+            parts = [sum(states_of(self.software, what, size, size / shards)) for what in SHARDED]
+            found = found + np.select([shared == number for number in range(len(SHARDED))], parts)
         layer = each["dense"] + each["experts"]
-        gathered = np.where(shared == SHARED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
-        scattered = np.where(shared >= SHARED.index("gradients"), self.software.accumulate_bytes * layer, 0.0)
-        whole: Floats = found + gathered + scattered
-        return whole
+        gathered = np.where(shared == SHARDED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
+        scattered = np.where(shared >= SHARDED.index("gradients"), self.software.accumulate_bytes * layer, 0.0)
+        return found + gathered + scattered
 
 
 def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
@@ -278,10 +277,10 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
 
 
 class RankLayers(NamedTuple):
-    """Layers of ranks that `Plans.cut` deals out, larger stages in the middle: of the fullest, the first, the last.
+    """Layers of the fullest, the first and the last rank of `Plans.cut`, which has larger stages in the middle.
 
     Args:
-        fullest_rank: the first of those with most layers.
+        fullest_rank: the first rank with most layers.
     """
 
     most: Floats
@@ -291,12 +290,8 @@ class RankLayers(NamedTuple):
 
 
 def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> RankLayers:
-    """The layers of the ranks of plans with p ranks and v chunks, each with one of the stages in turn.
-
-    Args:
-        last: as of `Plans`.
-    """
-    apart = np.asarray(last) != EVEN  # the last stage is no part of the even cut
+    """The layers of ranks in plans with p ranks and v chunks; ranks take stages in turn; `last` as in `Plans`."""
+    apart = np.asarray(last) != EVEN  # the last stage is not in the even cut
     own = np.where(apart, last, 0)
     stages = np.maximum(1.0, p * v - apart)
     base, extra = np.floor((layers - own) / stages), (layers - own) % stages
@@ -310,7 +305,7 @@ def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> R
     around = (over == 0) | (begin % p + over > p)
     fullest = np.where(around, 0.0, begin % p)
     most, of_last = base * v + np.ceil(extra / p), base * (v - apart) + larger(p - 1) + own
-    # where the last rank has one stage less of the even cut, it is the fullest by its own stage alone
+    # a last rank with one stage less of the even cut is the fullest only by its last stage
     alone = apart & (over == 1) & (fullest == p - 1)
     most, fullest = most - alone, np.where(alone, 0.0, fullest)
     fullest = np.where(apart & (of_last > most), p - 1, fullest)
