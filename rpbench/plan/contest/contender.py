@@ -3,10 +3,10 @@
     microbatch_sequences   size of a microbatch, at the same tokens a step
     chunks_per_device      stages on a device, where the schedule takes several and both directions are cut alike
     recompute              all | except_last | none | fitting: the stages recomputed (`rpbench.plan.contest.frame`)
-    prefetch               visits whose weights are loaded ahead, where weights are loaded for every visit
+    prefetch               visits whose weights are loaded ahead, if weights are loaded for every visit
     schedule.NAME          the schedule's own options, as it declares them (`registry.Entry.searched`)
 
-The cut into stages belongs to every point of the space and is searched for each.
+The cut into stages is searched for each point of the space.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.registry import Entry
 
 PREFETCHES = (1, 2)
-MOST_CHUNKS = 4  # above, stages on a device are tried in steps of a half
+MOST_CHUNKS = 4  # from here on, each number of stages on a device is half as large again
 OPTION = "schedule."
 
 
@@ -45,7 +45,7 @@ def contender(name: str, *, late: bool = False) -> Contender:
     """The contender of a schedule's name.
 
     Raises:
-        ValueError: for an unknown name, or a late update of a method that has none.
+        ValueError: for an unknown name, or a late update of a method without one.
     """
     found = registry.entry(name)
     if late and found.late is None:
@@ -54,7 +54,7 @@ def contender(name: str, *, late: bool = False) -> Contender:
 
 
 def contenders(names: Iterable[str] | None = None) -> list[Contender]:
-    """The named schedules (None: all), and those that have a late update once more with it.
+    """The named schedules (None: all), then those with a late update once more with it.
 
     Raises:
         ValueError: for an unknown name.
@@ -87,12 +87,10 @@ class Setting:
     options: tuple[tuple[str, Any], ...] = ()
 
     def value(self, dimension: str) -> Any:
-        """The value of a dimension by its name."""
         name = dimension.removeprefix(OPTION)
         return dict(self.options)[name] if dimension.startswith(OPTION) else getattr(self, name)
 
     def changed(self, dimension: str, value: Any) -> "Setting":
-        """The setting with one dimension changed."""
         name = dimension.removeprefix(OPTION)
         if dimension.startswith(OPTION):
             return replace(self, options=tuple((dict(self.options) | {name: value}).items()))
@@ -130,7 +128,7 @@ class Space:
 
     @property
     def first(self) -> Setting:
-        """The usual value of every dimension."""
+        """The setting with the usual value of every dimension."""
         options = tuple((name.removeprefix(OPTION), values[0]) for name, values in self._options())
         plain = {name: values[0] for name, values in self.dimensions.items() if not name.startswith(OPTION)}
         return Setting(**plain, options=options + self.fixed)
@@ -143,7 +141,7 @@ class Space:
                     yield name, setting.changed(name, value)
 
     def other_options(self, setting: Setting) -> list[Setting]:
-        """The setting with one option changed, the last value of each first: it may switch a method off."""
+        """The setting with one option changed, the last value of each first, since it may switch a method off."""
         values = [(name, value) for name, tried in self._options() for value in reversed(tried)]
         return [setting.changed(name, value) for name, value in values if value != setting.value(name)]
 
@@ -158,7 +156,7 @@ class Space:
 
         Args:
             smaller: whether smaller microbatches may help.
-            options: whether options help most, for they say what leaves a device.
+            options: whether options help most, since they choose what leaves a device.
         """
         below = self.smaller(setting) if smaller else []
         apart = ("microbatch_sequences", "prefetch")
@@ -167,12 +165,12 @@ class Space:
         return list(dict.fromkeys([*first, *below, *others]))
 
     def beginning_at(self, setting: Setting) -> "Space":
-        """The space with the values of a setting first."""
+        """The space with the setting's values first."""
         first = {name: (setting.value(name), *values) for name, values in self.dimensions.items()}
         return replace(self, dimensions={name: tuple(dict.fromkeys(values)) for name, values in first.items()})
 
     def restricted(self, **values: Sequence[Any]) -> "Space":
-        """The space with the values of some dimensions given.
+        """The space with these values for some dimensions.
 
         Raises:
             ValueError: for an unknown dimension, or one without values.

@@ -1,6 +1,6 @@
 """Frame: an order with all its transfers, made once and timed for any cut and any choice of recomputation.
 
-Recomputation is chosen by stage: `all` of them, none (`none`), all but the last where its backward follows its forward
+The stages that recompute: all (`all`), none (`none`), all but the last if its backward follows its forward
 (`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.counts import single_moves
 from rpbench.plan.evaluate import makespan
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
@@ -38,9 +39,9 @@ from rpbench.sim.shared_links import MovingGraph, simulate_charged
 
 Ints = npt.NDArray[np.int64]
 
-# Timelines that take as long as making the frame of another order, and of one that follows from the times of a cut.
+# Making a frame takes as long as so many timelines; with an order that follows from the times of a cut, the second.
 FRAME, FRAME_OF_TIMES = 8, 20
-MOST_ACTIONS = 3_000_000  # of the frames of a contender that are kept, with their graphs: about a kilobyte each
+MOST_ACTIONS = 3_000_000  # in all frames that a contender keeps, with their graphs: about a kilobyte each
 
 
 class Frame:
@@ -62,11 +63,6 @@ class Frame:
         self._takes: set[Recompute] = set()  # choices that passed `check`
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
-
-    @cached_property
-    def num_actions(self) -> int:
-        """Actions of the schedule, transfers included."""
-        return sum(len(row) for _, _, row in self.schedule.items())
 
     # Made on demand: an order that is refused, or only timed, does not need all of them.
 
@@ -97,7 +93,7 @@ class Frame:
         return found
 
     def under(self, terms: Terms) -> "Frame":
-        """The same order under other limits; it must not follow from them."""
+        """The same order under other limits, on which it must not depend."""
         found = copy(self)
         found.terms, found.problem = terms, posed(self._contender, self.setting, terms, self.num_steps)
         return found
@@ -106,7 +102,7 @@ class Frame:
     def least_bytes(self) -> int:
         """A lower bound on the bytes of the fullest device, for every cut, recomputation and microbatch size.
 
-        The smallest microbatch counts: devices that run all layers in turn hold its activations meanwhile.
+        It has the activations of the smallest microbatch, for devices that run all layers in turn.
         """
         return self._footprint.of_sizes(self.terms.sizes(min(self.terms.microbatches))).least_bytes
 
@@ -116,8 +112,10 @@ class Frame:
         return not (self.problem.entry.needs_costs or self.problem.entry.separate_cuts)
 
     def moves_alike(self, partition: Partition) -> bool:
-        """Whether another cut has the same transfers: layers decide how many sums tensor parallelism takes, and a stage
-        without layers keeps no input.
+        """Whether another cut has the same transfers.
+
+        They differ with the layers under tensor parallelism, which reduces layer by layer, and where a stage has no
+        layers, for it keeps no input.
         """
         own = self.schedule.partition
         if own is None or not self.serves_any_cut or self.schedule.shape.num_parts > 1:
@@ -143,7 +141,7 @@ class Frame:
 
     @cached_property
     def _shares(self) -> ReplicaShares | None:
-        """Parts of stages on devices, where replicas share or offload them, whatever the cut."""
+        """The parts of stages on devices, if replicas share or offload them; the same for every cut."""
         has_some = self.schedule.weights is not Weights.STREAMED and shares_or_offloads(self.schedule)
         return ReplicaShares(self.graph.analysis) if has_some else None
 
@@ -168,8 +166,8 @@ class Frame:
         return self._moving.simulate(costs)
 
     def paced(self, costs: CostTable) -> float:
-        """Seconds of a step at these costs: the second of two; for a posed problem the mean of all."""
-        if self.terms.problem is not None:  # compiled only where that pays
+        """Seconds of a step at these costs: the second of two steps; for a posed problem the mean of all."""
+        if self.terms.problem is not None:  # then code is compiled only if that pays
             timeline = simulate_charged(self.graph, costs)
             return makespan(timeline) / timeline.units_per_second / self.schedule.shape.num_steps
         timeline = self.timeline(costs)
@@ -205,12 +203,11 @@ class Frame:
         }
         if recompute in fixed:
             return fixed[recompute]
-        cut = np.array([partition.forward]), np.array([partition.backward])
-        kept = self._footprint.fitting(*cut, self.terms.limits.device_memory_bytes)
+        kept = self._footprint.fitting(*_rows(partition), self.terms.limits.device_memory_bytes)
         return tuple(np.flatnonzero(kept[0]).tolist())
 
     def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
-        """The cut with layers moved off full devices, one by one, as long as less memory is missing.
+        """The cut with layers moved off full devices, one by one, as long as that reduces the missing memory.
 
         Activations in flight are those of this order. Streamed stages stay on no device, so nothing is moved.
         """
@@ -221,7 +218,7 @@ class Frame:
         layers = np.array([cut.forward])
         best = _lacking(footprint, layers, limit)[0]
         while best > 0:
-            moved = layers + _single_moves(layers.shape[1])
+            moved = layers + single_moves(layers.shape[1])
             moved = moved[(moved >= 0).all(axis=1)]
             lacks = _lacking(footprint, moved, limit)
             if not len(moved) or lacks.min() >= best:
@@ -231,32 +228,30 @@ class Frame:
 
     def memory(self, partition: Partition, keeps: Sequence[int]) -> dict[str, int]:
         """Bytes of the fullest device by class of tensor, empty classes left out."""
-        cut = np.array([partition.forward]), np.array([partition.backward])
-        classes = self._footprint.keeping(keeps).classes(*cut)
+        classes = self._footprint.keeping(keeps).classes(*_rows(partition))
         fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
         return {name: int(table[0, fullest]) for name, table in classes.items() if table[0, fullest]}
 
     def peak_at(self, microbatch: float, partition: Partition) -> int:
         """Bytes of the fullest device with microbatches of another size and all recomputed, as many in flight."""
-        cut, sizes = (np.array([partition.forward]), np.array([partition.backward])), self.terms.sizes(microbatch)
-        return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*cut).max())
+        sizes = self.terms.sizes(microbatch)
+        return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*_rows(partition)).max())
 
     def mean_misfit(self, partition: Partition, keeps: Sequence[int]) -> float:
-        """How many times the limit devices hold on average; moving layers changes that little."""
+        """Mean bytes of the devices over the limit; moving layers changes that little."""
         return _over(int(self._peaks(partition, keeps).mean()), self.terms.limits.device_memory_bytes)
 
     def _peaks(self, partition: Partition, keeps: Sequence[int]) -> Ints:
-        cut = np.array([partition.forward]), np.array([partition.backward])
-        return self._footprint.keeping(keeps).peaks(*cut)
+        return self._footprint.keeping(keeps).peaks(*_rows(partition))
 
 
 class Frames:
-    """The frames of one contender, each made once, or again where many large ones came after its last use."""
+    """The frames of one contender. Those not used for longest are dropped when all are too large, and made again."""
 
     def __init__(self, contender: Contender, terms: Terms) -> None:
         self.contender, self.terms = contender, terms
-        self._known: dict[tuple[object, ...], Frame] = {}  # the last used last
-        self._made: set[tuple[object, ...]] = set()  # keys of these, and of those that made room
+        self._known: dict[tuple[object, ...], Frame] = {}  # by last use
+        self._made: set[tuple[object, ...]] = set()  # the keys of these, and of dropped frames
         self.num_made = 0
         self.each = FRAME_OF_TIMES if contender.entry.needs_costs else FRAME
 
@@ -268,15 +263,15 @@ class Frames:
         return Frame(self.contender, plan.setting, self.terms, plan.partition, plan.num_steps)
 
     def under(self, terms: Terms) -> "Frames":
-        """The frames under other limits, except those whose order follows from the limits."""
+        """The frames under other limits; none if orders follow from times, for these also depend on the limits."""
         found = Frames(self.contender, terms)
-        if not self.contender.entry.needs_costs:  # such orders depend on the memory
+        if not self.contender.entry.needs_costs:
             found._known = {key: frame.under(terms) for key, frame in self._known.items()}
             found._made = set(self._known)
         return found
 
     def keep_only(self, setting: Setting, cut: Partition, num_steps: int) -> None:
-        """Drop all frames except the one of this cut: those of many contenders take gigabytes."""
+        """Drop all frames except that of this cut: the frames of many contenders take gigabytes."""
         frame = self.of(setting, cut, num_steps)
         self._known = {key: known for key, known in self._known.items() if known is frame}
         self._made = set(self._known)
@@ -304,12 +299,12 @@ class Frames:
         return made
 
     def _make_room(self) -> None:
-        """Forget those that were not used for longest, but the last, down to half of what may be kept."""
-        kept = sum(frame.num_actions for frame in self._known.values())
+        """If there are more than `MOST_ACTIONS`, drop the frames not used for longest, down to half of that or one."""
+        kept = sum(frame.schedule.num_actions for frame in self._known.values())
         if kept <= MOST_ACTIONS or len(self._known) == 1:
             return
         while kept > MOST_ACTIONS // 2 and len(self._known) > 1:
-            kept -= self._known.pop(next(iter(self._known))).num_actions
+            kept -= self._known.pop(next(iter(self._known))).schedule.num_actions
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
         """Whether a frame that can time this cut has been made; False if the setting has another number of stages."""
@@ -321,17 +316,14 @@ class Frames:
         self, setting: Setting, cut: Partition, num_steps: int
     ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
         """The setting of a frame, and its keys: one for any cut with as many stages, one for this cut alone."""
-        setting = self._made_for(setting)
+        if not self.contender.entry.needs_costs:  # the order does not depend on recomputation
+            setting = setting.changed("recompute", "all")
         return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
-
-    def _made_for(self, setting: Setting) -> Setting:
-        """The setting whose frame serves this one: the order of most schedules does not depend on recomputation."""
-        return setting if self.contender.entry.needs_costs else setting.changed("recompute", "all")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the collection of garbage: schedules are many small tuples in no circle."""
+    """Pause garbage collection: schedules are many small tuples without reference cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -344,18 +336,19 @@ def uncollected() -> Iterator[None]:
 def order_key(plan: Tuned, terms: Terms) -> Hashable:
     """A key that plans with the same order share: the compute actions of every device.
 
-    Cuts, moved activations and weight versions do not count: BPipe has the order of 1F1B. Methods that declare their
-    own transfers, and late updates, get keys of their own.
+    Cuts, moved activations and weight versions do not count: BPipe has the order of 1F1B. A method that declares its
+    own transfers, or has a late update, has its own keys.
     """
     entry = plan.contender.entry
     method = entry.name if entry.lower is not None else "", plan.contender.fixed
     order = posed(plan.contender, plan.setting, terms, plan.num_steps).order(plan.partition)
     return method, tuple(
-        tuple((action.kind, action.stage, action.microbatch, action.part, action.sub) for action in row)
-        for row in (
-            [action for action in order.compute(device) if action.kind in COMPUTE]
-            for device in range(order.shape.num_ranks)
+        tuple(
+            (action.kind, action.stage, action.microbatch, action.part, action.sub)
+            for action in order.compute(device)
+            if action.kind in COMPUTE
         )
+        for device in range(order.shape.num_ranks)
     )
 
 
@@ -391,21 +384,16 @@ def _finished(contender: Contender, setting: Setting, terms: Terms, order: Sched
     return with_everything(order, contender.entry, terms.cluster, options, setting.prefetch)
 
 
+def _rows(partition: Partition) -> tuple[Ints, Ints]:
+    """A cut as the one plan of a footprint: layers of its forward and its backward stages, (1, stages)."""
+    return np.array([partition.forward]), np.array([partition.backward])
+
+
 def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.float64]:
     """Sum over devices of the squared missing memory, GB^2, (plans,): smaller if less is missing, or evenly."""
     lacks = np.maximum(footprint.peaks(layers, layers) - limit, 0) / 1e9
     found: npt.NDArray[np.float64] = (lacks**2).sum(axis=1)
     return found
-
-
-@cache
-def _single_moves(num_stages: int) -> Ints:
-    """All moves of one layer from a stage to another, as changes of the counts, (moves, stages)."""
-    gives, takes = np.nonzero(~np.eye(num_stages, dtype=bool))
-    moves = np.zeros((len(gives), num_stages), np.int64)
-    np.add.at(moves, (np.arange(len(gives)), takes), 1)
-    np.add.at(moves, (np.arange(len(gives)), gives), -1)
-    return moves
 
 
 def _over(needed: int, limit: int | None) -> float:

@@ -10,7 +10,7 @@ from rpbench.plan.contest.contender import Contender, Setting
 
 # Least relative gain in pace that counts as an improvement.
 TOLERANCE = 1e-4
-# How close to a bound a plan is searched no further.
+# A plan whose bound is at most this much higher is searched no further.
 PROVEN = 1e-3
 
 
@@ -59,7 +59,10 @@ class Outcome:
 
 
 class Tried(NamedTuple):
-    """A setting that was tried: its best cut and outcome if it was timed, else a remark why not."""
+    """A setting that was tried: its best cut and outcome if it was timed, else a remark why not.
+
+    `cut`, `timed` and `score` are for timed settings.
+    """
 
     setting: Setting
     partition: Partition | None = None
@@ -68,19 +71,16 @@ class Tried(NamedTuple):
 
     @property
     def cut(self) -> Partition:
-        """The best cut of a setting that was timed."""
         assert self.partition is not None
         return self.partition
 
     @property
     def timed(self) -> Outcome:
-        """The outcome of a setting that was timed."""
         assert self.outcome is not None
         return self.outcome
 
     @property
     def score(self) -> float:
-        """The `rank` of a setting that was timed."""
         return rank(self.timed)
 
 
@@ -106,7 +106,7 @@ class Tuned:
     Args:
         outcome: over `num_steps` steps in a row; if no plan fits, that of the plan that lacks least memory.
         tried: every setting tried, the plan's own included, timed over few steps.
-        restarted: the random restarts; a plan that fits and is hard to beat has a gain near 0.
+        restarted: a plan that fits and is hard to beat has a gain near 0.
         work: budget spent.
         num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone.
         is_whole: whether the search was completed; False if the time limit ended it.
@@ -143,7 +143,7 @@ def rank(outcome: Outcome) -> float:
 
 
 def beats(one: Tried, other: Tried) -> bool:
-    """Whether one ranks above another by more than `TOLERANCE`; what was timed beats what was not."""
+    """Whether one ranks above another by more than `TOLERANCE`; a timed setting beats one that was not timed."""
     if one.outcome is None or other.outcome is None:
         return one.outcome is not None
     known = rank(other.outcome)
@@ -151,7 +151,7 @@ def beats(one: Tried, other: Tried) -> bool:
 
 
 def leaders(found: Sequence[Tried], most: int, close: float) -> list[Tried]:
-    """At most `most` plans, best first, that are within the fraction `close` of the best."""
+    """The best plans, best first: at most `most`, all within the fraction `close` of the best."""
     best = sorted(found, key=lambda each: each.score, reverse=True)[:most]
     worth = best[0].score * (1 - close)
     return [each for each in best if each is best[0] or each.score >= worth]

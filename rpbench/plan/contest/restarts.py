@@ -1,10 +1,10 @@
 """Climbs and restarts: single layers move between stages, and random settings and cuts try to beat a search's plan.
 
-A climb sees only cuts near the one it began at. Each restart begins elsewhere: half of them at a random setting, where
-layers move and then one dimension at a time changes, half at the best plan or another close to it, with some layers
-moved at random; so does a restart whose random setting is known, refused or bounded. Rounds go on as long as one gains
-more than `SETTLED`, and none begins where a bound says that none can; the plan keeps the gain of the last round, which
-says how hard the plan is to beat. A round divides the rest of the budget among its restarts, so that it ends.
+A climb sees only cuts near its start. Each restart begins elsewhere. Half of them begin at a random setting, where
+layers move and then one dimension at a time changes. The other half, and those whose random setting is known, refused
+or bounded, begin at a plan close to the best, with some layers moved at random. Rounds go on as long as one gains more
+than `SETTLED`; no round begins if a bound says that it cannot. The plan keeps the gain of the last round, which says
+how hard the plan is to beat. A round divides the rest of the budget among its restarts, so that it ends.
 """
 
 import random
@@ -16,7 +16,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.contest.contender import Setting, Space
 from rpbench.plan.contest.plans import Budget, Restarted, Tried, Tuned, beats
 
-MOST_FAR = 250  # moves to distant stages in a row without a better cut, after which a climb ends
+MOST_FAR = 250  # moves to distant stages without a better cut, after which a climb ends
 
 
 def climbed(
@@ -30,7 +30,7 @@ def climbed(
     """The plan that single moves of a layer no longer improve.
 
     Args:
-        recut: times the plan with another cut; None: not promising.
+        recut: times the plan with another cut; returns None for a cut that is not promising.
         is_spent: whether the budget is spent.
         enough: tokens per second at which the climb ends.
         far: move to distant stages, in random order; else to neighbours, one stage after the other.
@@ -55,7 +55,7 @@ def _shuffled(cut: Partition, far: bool) -> list[Partition]:
 
 
 def shifted(cut: Partition, *, far: bool = False) -> Iterator[Partition]:
-    """The cuts with one layer moved to a neighbouring stage; in one direction where directions are cut apart.
+    """The cuts with one layer moved to a neighbouring stage; only in one direction if directions are cut apart.
 
     Args:
         far: move it to any stage that is not a neighbour instead.
@@ -81,7 +81,7 @@ def _moved(layers: tuple[int, ...], least: int, far: bool) -> Iterator[tuple[int
 
 # Most rounds, and the relative gain of a round below which they end.
 ROUNDS, SETTLED = 2, 0.005
-# Work of a search with its restarts, over its budget; one restart gets at most 1 / CLIMBS of the budget.
+# Most work of a search with its restarts, over its budget; one restart gets at most 1 / CLIMBS of the budget.
 MORE, CLIMBS = 1.6, 10
 # Least and most layers moved at random.
 FEWEST, MOST = 2, 5
@@ -104,7 +104,7 @@ class Beatable(Protocol):
 
 
 def restart(search: Beatable, each_round: int) -> Restarted:
-    """Try to beat the best plan of a search, which is replaced if a restart finds a better one.
+    """Try to beat the best plan of a search, which takes over every better plan.
 
     Args:
         each_round: restarts per round; 0: no rounds.
@@ -140,8 +140,7 @@ def _drawn(space: Space, chance: random.Random) -> Setting:
 
 def _shaken(plan: Tried, chance: random.Random) -> tuple[Setting, Partition]:
     """A plan with some layers moved at random to neighbouring stages."""
-    cut = plan.partition
-    assert cut is not None
+    cut = plan.cut
     for _ in range(chance.randint(FEWEST, MOST)):
         near = list(shifted(cut))
         cut = chance.choice(near) if near else cut

@@ -22,18 +22,18 @@ Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
 # Cuts of a setting worth timing.
 CUTS = 2
-# Where the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
+# If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
 # transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 PAIRS_IN_TIME, CLOSELY_IN_TIME = 8, 1  # with a time limit
-# The same for a posed problem, where no other dimension is open; beyond `PAIRS` within half of the sketch's work.
+# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` get half of the sketch's work.
 PAIRS_POSED, CLOSELY_POSED = 160, 8
-# Where orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
+# If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
 # its end: in 33 problems of eleven schedules no better cut came after more than 2,880 of them.
 PATIENCE_POSED = 10_000
-# Steps of schedules whose steps overlap; of a posed problem, whose whole run counts.
+# Steps that are timed if steps overlap, and for a posed problem, whose pace is that of the whole run.
 STEPS, STEPS_POSED = 2, 8
 
 
@@ -44,7 +44,7 @@ class Sketch(NamedTuple):
         cuts: best first.
         tokens_per_s: pace by computation alone; 0 if nothing fits.
         is_level: whether all cuts take equally long.
-        moves: whether the order itself moves activations, whose time a sketch does not count.
+        moves: whether the order itself moves activations, which a sketch does not count.
     """
 
     cuts: tuple[Partition, ...]
@@ -87,7 +87,7 @@ class Sketcher:
         return self._known[setting]
 
     def overlaps(self, setting: Setting) -> bool:
-        """Whether steps overlap, so that timing two of them says little; options decide it.
+        """Whether steps overlap, so that timing two of them says little; it depends on the options.
 
         Raises:
             ValueError: if the schedule does not take the setting.
@@ -97,14 +97,14 @@ class Sketcher:
         return self._overlapping[setting.options]
 
     def placement(self, setting: Setting) -> Placement:
-        """The devices of each stage; empty where a visit is on any device.
+        """The devices of each stage; empty if visits go to any device.
 
         Raises:
             ValueError: if the schedule does not take the setting.
         """
         key = setting.chunks_per_device, setting.options
         if key not in self._placements:
-            largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # few are quickly ordered
+            largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # the order is made sooner
             try:
                 _, order = self._first_order(largest, posed(self.contender, largest, self.terms, 1))
             except ValueError:
@@ -114,11 +114,10 @@ class Sketcher:
         return self._placements[key]
 
     def knows(self, setting: Setting) -> bool:
-        """Whether there is a sketch of a setting."""
         return _sketched(setting) in self._known
 
     def pace(self, setting: Setting) -> float:
-        """Tokens per second of the sketch; 0 if no cut fits, the setting is refused, or time is over without one."""
+        """Tokens per second of the sketch; 0 if no cut fits, the setting is refused, or time ended before a sketch."""
         if self._time_is_over() and not self.knows(setting):
             return 0.0
         try:
@@ -131,9 +130,9 @@ class Sketcher:
         return list(plain_partitions(posed(self.contender, setting, self.terms, 1), _counts(like)))
 
     def first_size(self, setting: Setting, space: Space) -> Setting:
-        """The setting with the microbatch size that sketches best; its own size where computation does not decide.
+        """The setting with the microbatch size that sketches best; its own size if a sketch says little.
 
-        Under a time limit the largest, where every device moves all weights for each microbatch.
+        Under a time limit the largest, if every device moves all weights for each microbatch.
         """
         if self.is_blind(setting):
             largest = setting.changed("microbatch_sequences", max(space.dimensions["microbatch_sequences"]))
@@ -201,19 +200,18 @@ class Sketcher:
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
-            step -= self._first_step(setting, problem, climbs[0])  # without the filling; of a posed problem all counts
+            step -= self._first_step(setting, problem, climbs[0])  # without the fill, which counts in a posed problem
         else:
             step /= problem.num_steps
-        moves = has_transfers(order)
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=moves)
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
 
     def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
-        """Run length of the best cut without the last step."""
+        """Seconds of the best cut with one step less, in the times' unit."""
         fewer = replace(problem, num_steps=problem.num_steps - 1)
         return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
-        """The given cuts with these numbers of stages, or with any."""
+        """The given cuts with these numbers of stages, or with any number."""
         return [cut for cut in self.terms.starts if any_number or _counts(cut) == counts]
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
@@ -265,12 +263,12 @@ class Sketcher:
                 climb.run(self.work // len(climbs))
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
         if fitting and not self._time_is_over() and not climbs[0].keeps_everything:
-            starts = self.of(setting.changed("recompute", "none")).cuts  # what would be best without
+            starts = self.of(setting.changed("recompute", "none")).cuts
             climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
         if problem.entry.needs_costs and not problem.entry.separate_cuts and not self._time_is_over():
-            # With the order of the best cut.
+            # Climb again with the order of the best cut.
             again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
             again.run(self.work, PATIENCE if self.terms.problem is None else PATIENCE_POSED)
             climbs.append(again)
@@ -284,10 +282,10 @@ class Sketcher:
         Under the order of another cut it may seem slow or too large.
         """
         most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
-        for cut in plain_partitions(problem, counts)[::-1][:most]:  # those that leave room for the head first
+        for cut in plain_partitions(problem, counts)[::-1][:most]:  # cuts that leave room for the head first
             if self._time_is_over():
                 break
-            with suppress(ValueError):  # the schedule refuses what its times lead to
+            with suppress(ValueError):  # the schedule refuses these times
                 found.append(self._climb(setting, problem, [cut], ClimbOrder(problem, counts, cut)))
         best = min(found, key=lambda climb: climb.best_score, default=None)
         return [] if best is None or best.best_score >= MISFIT else [best]
@@ -302,8 +300,8 @@ class Sketcher:
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
         """Seconds to send a boundary tensor over idle links, as timelines charge it.
 
-        Costs may have it slower, as software without streams sends it, or faster, as it was measured. The smaller one
-        is taken: a sketch that promises too little hides a plan, one that promises too much costs a timeline.
+        The problem's own hop may be slower (software without streams) or faster (measured). The smaller one counts: a
+        sketch that promises too little hides a plan, one that promises too much costs a timeline.
         """
         cluster, size = self.terms.cluster, self.terms.sizes(setting.microbatch_sequences).boundary
         through_host = streamed or cluster.intra_bytes_per_s is None
@@ -320,7 +318,7 @@ def _counts(cut: Partition) -> Counts:
 
 
 def _sketched(setting: Setting) -> Setting:
-    """The setting with prefetch 1, whose sketch is the same: prefetching does not change computation."""
+    """The setting with prefetch 1, whose sketch is the same."""
     return setting.changed("prefetch", 1)
 
 
@@ -328,5 +326,4 @@ def _turn(problem: Problem, *, runs_again: bool) -> float:
     """Step time, in the unit of the times, of devices that each run all stages of their own microbatches."""
     times = problem.times
     layers = sum(times.forward) + runs_again * sum(times.recompute) + sum(times.backward)
-    each = layers + times.head_forward + times.head_backward
-    return float(each) * problem.num_microbatches / problem.num_ranks
+    return float(layers + times.head_forward + times.head_backward) * problem.num_microbatches / problem.num_ranks

@@ -1,4 +1,4 @@
-"""Terms: model, machine, batch and limits shared by all contenders, with the layer times and bytes they imply."""
+"""Terms: model, machine, batch and limits of all contenders, with the layer times and bytes they imply."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> its times 
 
 # Most sequences by which uneven microbatches may differ from the step's total.
 ROUNDING = 1e-2
-# Most microbatches of a step per device: enough that small ones, which need less memory, can be chosen.
+# Most microbatches of a step per device: enough to choose small ones, which need less memory.
 MOST_ON_A_DEVICE = 32
 
 
@@ -29,7 +29,7 @@ class Limits:
     host_memory_bytes: int | None = None
 
     def are_below(self, device_bytes: int, host_bytes: int) -> bool:
-        """Whether the fullest device needs more, or the host does."""
+        """Whether the fullest device or the host needs more."""
         device, host = self.device_memory_bytes, self.host_memory_bytes
         return (device is not None and device_bytes > device) or (host is not None and host_bytes > host)
 
@@ -94,14 +94,13 @@ class Terms:
             )
 
     def times(self, sequences: float) -> LayerTimes:
-        """Layer times of a microbatch of so many sequences, with the devices' speeds."""
+        """Layer times of a microbatch, with the devices' speeds."""
         if sequences not in self._times:
             speeds = self.cluster.speeds_of(self.num_devices)
             self._times[sequences] = replace(self.timed(sequences), speeds=speeds)
         return self._times[sequences]
 
     def sizes(self, sequences: float) -> ModelBytes:
-        """Bytes of the layers for a microbatch of so many sequences."""
         if self.problem is not None and self.problem.memory is not None:
             return self.problem.memory.sizes
         if sequences not in self._sizes:
@@ -110,7 +109,6 @@ class Terms:
         return self._sizes[sequences]
 
     def tokens(self, sequences: float) -> int:
-        """Tokens of so many sequences."""
         return round(sequences * self.model.seq_len)
 
     def num_microbatches(self, sequences: float) -> int:
