@@ -5,7 +5,7 @@ The seconds of a mesh's layers fill a `LayerTimes`, so schedules, partitions, si
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import parts_of
@@ -58,23 +58,15 @@ def problem_of(job: Job) -> Problem:
     )
 
 
-class Exact(NamedTuple):
-    """The seconds of a step by cause, and the bytes of each rank by class."""
+def exact(job: Job) -> tuple[Terms, list[Bytes]]:
+    """The seconds of a step by cause and the bytes of each rank by class, for any registered schedule.
 
-    terms: Terms
-    ranks: list[Bytes]
-
-
-def exact(job: Job) -> Exact:
-    """A step of any registered schedule, also of one whose order follows from times; the memory is of that order.
-
-    Raises:
-        ValueError: if the schedule does not take the sizes.
+    The order may follow from times. ValueError if the schedule does not take the sizes.
     """
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
-    return Exact(step.terms, bytes_of_order(job, step.order, step.graph.analysis))
+    return step.terms, bytes_of_order(job, step.order, step.graph.analysis)
 
 
 def with_cut(job: Job, order: Schedule) -> Job:

@@ -71,34 +71,28 @@ class Mesh:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"mesh.{name}={value!r}: a size is a whole number of at least 1")
-        self._check_order()
-        if self.sequence_parallel and self.tensor == 1:
-            raise ValueError(
-                "mesh.sequence_parallel=true with mesh.tensor=1: it cuts what tensor parallelism leaves whole; "
-                "take sequence_parallel=false or tensor > 1"
-            )
-        self._check_experts()
-        group = self.sharing.group
-        if group and self.replicas % group:
-            raise ValueError(
-                f"mesh.shard_group={group} does not divide the {self.replicas} replicas (data x context); "
-                f"take one of {_divisors(self.replicas)}"
-            )
-
-    def _check_order(self) -> None:
         twice = sorted({axis for axis in self.order if self.order.count(axis) > 1})
         if twice:
             raise ValueError(f"mesh.order={list(self.order)} names {twice[0]} twice: each of {', '.join(AXES)} once")
         if sorted(self.order) != sorted(AXES):
             raise ValueError(f"mesh.order={list(self.order)}: each of {', '.join(AXES)} once, innermost first")
-
-    def _check_experts(self) -> None:
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError(
+                "mesh.sequence_parallel=true with mesh.tensor=1: it cuts what tensor parallelism leaves whole; "
+                "take sequence_parallel=false or tensor > 1"
+            )
         members = self.data * self.context * self.tensor
         if members % (self.expert * self.expert_tensor):
             raise ValueError(
                 f"mesh.expert={self.expert} x expert_tensor={self.expert_tensor} does not divide the {members} devices "
                 f"of a pipeline rank (data x context x tensor); expert may be one of "
                 f"{_divisors(max(1, members // self.expert_tensor))}"
+            )
+        group = self.sharing.group
+        if group and self.replicas % group:
+            raise ValueError(
+                f"mesh.shard_group={group} does not divide the {self.replicas} replicas (data x context); "
+                f"take one of {_divisors(self.replicas)}"
             )
 
     @property

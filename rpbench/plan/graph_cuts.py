@@ -55,11 +55,7 @@ class Cuts:
 
 
 def cuts_of(graph: LayerGraph) -> Cuts:
-    """Every cut of a graph.
-
-    Raises:
-        ValueError: if branches side by side make more than `MOST_CUTS`.
-    """
+    """Every cut of a graph; ValueError if branches side by side make more than `MOST_CUTS`."""
     members = _members(graph)
     layers = range(len(graph.layers))
     inside = np.array([[member >> layer & 1 for layer in layers] for member in members], dtype=float)

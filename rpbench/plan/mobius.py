@@ -8,7 +8,6 @@ its program: computing and upload times, device memory, prefetch as far as memor
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.ir.action import Action, Kind
@@ -18,13 +17,6 @@ from rpbench.ir.schedule import Schedule, Weights
 from rpbench.plan.problem import Problem
 from rpbench.plan.rotation import Rotation, share_links
 from rpbench.plan.rotation_program import Program, solve
-
-
-class Posed(NamedTuple):
-    """A problem as a rotation, and the numbers of stages it may take."""
-
-    rotation: Rotation
-    numbers: tuple[int, ...]
 
 
 def plan_mobius(problem: Problem) -> tuple[Partition, Program]:
@@ -41,8 +33,8 @@ def plan_mobius(problem: Problem) -> tuple[Partition, Program]:
     return symmetric(program.counts), program
 
 
-def pose_rotation(problem: Problem) -> Posed:
-    """The rotation of a problem; ValueError as of `plan_mobius`, but for memory."""
+def pose_rotation(problem: Problem) -> tuple[Rotation, tuple[int, ...]]:
+    """The rotation of a problem, and the numbers of stages to try; ValueError as of `plan_mobius`, but for memory."""
     _check_schedule(problem)
     numbers, traffic, times = _numbers(problem), problem.traffic, problem.times
     if traffic is None or traffic.cluster.link_bytes_per_s("h2d") is None:
@@ -76,7 +68,7 @@ def pose_rotation(problem: Problem) -> Posed:
         problem.memory.limit_bytes if problem.memory else None,
         problem.num_steps > 1,
     )
-    return Posed(rotation, numbers)
+    return rotation, numbers
 
 
 def _numbers(problem: Problem) -> tuple[int, ...]:

@@ -165,11 +165,7 @@ class Problem:
         return 0 if self.entry.shards_head else self.times.head_forward + self.times.head_backward
 
     def order(self, partition: Partition) -> Schedule:
-        """The schedule of a partition.
-
-        Raises:
-            ValueError: if the partition does not cover the layers or does not fit the schedule.
-        """
+        """The schedule of a partition; ValueError if that does not cover the layers or does not fit the schedule."""
         partition.check_layers(self.num_layers)
         costs = self._stage_costs(partition) if self.entry.needs_costs else None
         return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)

@@ -248,8 +248,8 @@ def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int,
     size = len(devices)
     latency = 2 * cluster.transfer_latency_s * unit
 
-    def times(lane: str, overlap: Overlap) -> tuple[float, ...]:
-        return tuple(unit * _seconds_per_byte(cluster, lane, devices, place, overlap) for place in range(size))
+    def times(lane: str, overlap: Overlap, on: Machine = cluster) -> tuple[float, ...]:
+        return tuple(unit * _seconds_per_byte(on, lane, devices, place, overlap) for place in range(size))
 
     def steady(apart: int) -> float:
         return overlap_of_visits(apart, size, num_microbatches)
@@ -264,10 +264,7 @@ def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int,
         return boundary * max(over_links, shares * TENSORS * per_byte)
 
     narrow = replace(cluster, host_bytes_per_s=None, host_memory_bytes_per_s=None)
-    own_load, own_store = (
-        tuple(unit * _seconds_per_byte(narrow, lane, devices, place, steady) for place in range(size))
-        for lane in ("h2d", "d2h")
-    )
+    own_load, own_store = times("h2d", steady, narrow), times("d2h", steady, narrow)
     return Links(
         times("h2d", lambda _: 1.0),
         alone[-1] if alone else 0.0,

@@ -112,11 +112,7 @@ def best_plans(
 
 
 def evaluate_whole(problem: Problem, partition: Partition, dispatch: str, options: Options) -> WholePlan:
-    """The simulated schedule that would run for a partition.
-
-    Raises:
-        ValueError: if the partition or the options do not fit the schedule.
-    """
+    """The simulated schedule that would run; ValueError if the partition or the options do not fit the schedule."""
     posed = replace(problem, options={**problem.options, **options})
     order = posed.order(partition)
     if posed.keeps_last and not turns_at_once(order):

@@ -151,13 +151,11 @@ class _Forms:
         """Seconds of one microbatch in the mean layer, there and back."""
         split = np.isin(self.names, ("zb_h1", "zb_h2"))
         back = np.where(split, self.software.split_penalty, 1.0) * self.each["backward"] + self.each["recompute"]
-        found: Floats = self.each["forward"] + back
-        return found
+        return self.each["forward"] + back
 
     def busiest_s(self, ranks: "RankLayers") -> Floats:
         """Seconds of one microbatch on the busiest rank."""
-        found: Floats = np.maximum(ranks.most * self.layer_s, ranks.last * self.layer_s + self.each["head"])
-        return found
+        return np.maximum(ranks.most * self.layer_s, ranks.last * self.layer_s + self.each["head"])
 
     def balanced(self) -> Ints:
         """The `Plans.last` whose busiest rank has least work; the last stage also has the head."""
@@ -190,8 +188,7 @@ class _Forms:
         bubble = np.where(names == "interleaved_1f1b", bubble / self.v, bubble)
         bubble = np.where(names == "zb_h1", (p - 1) * np.maximum(fill, 0.0), bubble)
         bubble = np.where(names == "zb_h2", 0.1 * (p - 1) * np.maximum(fill, 0.0), bubble)
-        found: Floats = self.m * busiest + bubble + 2 * (p - 1) * np.where(p > 1, hop, 0.0)
-        return found
+        return self.m * busiest + bubble + 2 * (p - 1) * np.where(p > 1, hop, 0.0)
 
     def data_s(self) -> Floats:
         """Seconds that data parallelism adds.
@@ -299,8 +296,7 @@ def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> R
     end, over = begin + extra, extra % p
 
     def larger(rank: Floats) -> Floats:
-        found: Floats = np.floor((end - 1 - rank) / p) - np.floor((begin - 1 - rank) / p)
-        return found
+        return np.floor((end - 1 - rank) / p) - np.floor((begin - 1 - rank) / p)
 
     around = (over == 0) | (begin % p + over > p)
     fullest = np.where(around, 0.0, begin % p)

@@ -47,8 +47,7 @@ def spare_bytes(question: Question, timed: Timed) -> Floats:
     """Free bytes of each plan's fullest device, by closed forms; below 0 if the plan does not fit."""
     machine = question.machine
     room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
-    found: Floats = room - question.software.scale * timed.peak_bytes
-    return found
+    return room - question.software.scale * timed.peak_bytes
 
 
 def fastest_first(timed: Timed, spare: Floats, may_lack: float = 0.0) -> Ints:
@@ -62,8 +61,7 @@ def nearest(question: Question, spare: Floats) -> Ints:
     order = np.argsort(-spare, kind="stable")[:NEAREST]
     near = spare[order] > -NEAR * question.machine.device.memory_bytes
     near[0] = True
-    found: Ints = order[near]
-    return found
+    return order[near]
 
 
 def job_on_more_devices(question: Question, space: Space) -> Job | None:

@@ -42,11 +42,7 @@ class Contender:
 
 
 def contender(name: str, *, late: bool = False) -> Contender:
-    """The contender of a schedule's name.
-
-    Raises:
-        ValueError: for an unknown name, or a late update of a method without one.
-    """
+    """The contender of a schedule's name; ValueError for an unknown name, or a late update of a method without one."""
     found = registry.entry(name)
     if late and found.late is None:
         raise ValueError(f"schedule {name} has no late update to choose; leave late out")
@@ -54,11 +50,7 @@ def contender(name: str, *, late: bool = False) -> Contender:
 
 
 def contenders(names: Iterable[str] | None = None) -> list[Contender]:
-    """The named schedules (None: all), then those with a late update once more with it.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """The named schedules (None: all), then those with a late update once more; ValueError for an unknown name."""
     chosen = list(registry.entries()) if names is None else list(names)
     found = [contender(name) for name in chosen]
     return found + [contender(name, late=True) for name in chosen if registry.entry(name).late]
@@ -112,11 +104,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions of a contender with the values to try, the usual one first.
-
-    Raises:
-        ValueError: for a dimension without values.
-    """
+    """The dimensions of a contender with the values to try, the usual one first; ValueError if one has no values."""
 
     dimensions: Mapping[str, tuple[Any, ...]]
     fixed: tuple[tuple[str, Any], ...] = ()
@@ -170,11 +158,7 @@ class Space:
         return replace(self, dimensions={name: tuple(dict.fromkeys(values)) for name, values in first.items()})
 
     def restricted(self, **values: Sequence[Any]) -> "Space":
-        """The space with these values for some dimensions.
-
-        Raises:
-            ValueError: for an unknown dimension, or one without values.
-        """
+        """The space with these values for some dimensions; ValueError for an unknown one, or without values."""
         for name in values:
             if name not in self.dimensions:
                 raise ValueError(f"{name} is no dimension of this space: {', '.join(self.dimensions)}")

@@ -68,11 +68,7 @@ class Frame:
 
     @cached_property
     def graph(self) -> Graph:
-        """The schedule, ready to be timed.
-
-        Raises:
-            ScheduleError: if no lane can move on.
-        """
+        """The schedule, ready to be timed; ScheduleError if no lane can move on."""
         return build_graph(self.schedule)
 
     @cached_property
@@ -123,11 +119,7 @@ class Frame:
         return [not layers for layers in own.backward] == [not layers for layers in partition.backward]
 
     def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
-        """Pace and memory of a cut.
-
-        Raises:
-            ValueError: if the order does not let activations stay.
-        """
+        """Pace and memory of a cut; ValueError if the order does not let activations stay."""
         self.check(recompute)
         keeps = self.keeps(partition, recompute)
         schedule = self.schedule.with_partition(partition)
@@ -176,11 +168,7 @@ class Frame:
         return float(interval) / timeline.units_per_second
 
     def check(self, recompute: Recompute) -> None:
-        """Check that the order allows a choice of recomputation.
-
-        Raises:
-            ValueError: if it does not, with the rule and a way out.
-        """
+        """Raise ValueError, with the rule and a way out, unless the order allows a choice of recomputation."""
         if recompute not in self._takes:
             check_recompute(self.schedule, recompute)
             self._takes.add(recompute)
@@ -277,11 +265,7 @@ class Frames:
         self._made = set(self._known)
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
-        """The frame of a setting that can time a cut.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """The frame of a setting that can time a cut; ValueError if the schedule does not take the setting."""
         asked = setting.recompute
         setting, *keys = self._keys(setting, cut, num_steps)
         for key in keys:

@@ -56,6 +56,8 @@ class Sketch(NamedTuple):
 class Sketcher:
     """Sketches of one contender's settings, each made once; one that was cut short is made again when there is time.
 
+    `of`, `overlaps` and `placement` raise ValueError for a setting that the schedule does not take.
+
     Args:
         work: actions timed in one sketch.
         is_over: whether the time limit has passed: a sketch then has plain cuts only. None: no limit.
@@ -73,11 +75,6 @@ class Sketcher:
         self._placements: dict[tuple[object, ...], Placement] = {}
 
     def of(self, setting: Setting) -> Sketch:
-        """The sketch of a setting.
-
-        Raises:
-            ValueError: if the schedule does not take it.
-        """
         setting = _sketched(setting)
         if setting not in self._known or (setting in self._cut_short and not self._time_is_over()):
             self._cut_short.discard(setting)
@@ -87,21 +84,13 @@ class Sketcher:
         return self._known[setting]
 
     def overlaps(self, setting: Setting) -> bool:
-        """Whether steps overlap, so that timing two of them says little; it depends on the options.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """Whether steps overlap, so that timing two of them says little; it depends on the options."""
         if setting.options not in self._overlapping:
             self.placement(setting)
         return self._overlapping[setting.options]
 
     def placement(self, setting: Setting) -> Placement:
-        """The devices of each stage; empty if visits go to any device.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """The devices of each stage; empty if visits go to any device."""
         key = setting.chunks_per_device, setting.options
         if key not in self._placements:
             largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # the order is made sooner
@@ -158,7 +147,7 @@ class Sketcher:
         """The setting with other microbatch sizes, the fastest sketch first.
 
         Sketches of many small microbatches take long, so sizes are tried outwards from its own as long as they get
-        faster. Where a sketch says little (`is_blind`), all sizes are returned.
+        faster. If a sketch says little (`is_blind`), all sizes are returned.
         """
         sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
         if self.is_blind(setting):
@@ -200,15 +189,12 @@ class Sketcher:
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
-            step -= self._first_step(setting, problem, climbs[0])  # without the fill, which counts in a posed problem
+            fewer = replace(problem, num_steps=problem.num_steps - 1)  # without the fill, which counts if posed
+            order_of_fewer = self._order(setting, fewer, climbs[0].counts)
+            step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
         else:
             step /= problem.num_steps
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
-
-    def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
-        """Seconds of the best cut with one step less, in the times' unit."""
-        fewer = replace(problem, num_steps=problem.num_steps - 1)
-        return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
         """The given cuts with these numbers of stages, or with any number."""
