@@ -141,11 +141,7 @@ def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int
 
 
 def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> tuple[Reduced, ...]:
-    """Seconds of the exchanges of each stage of a cut.
-
-    Args:
-        ends_together: one device has the first and the last stage, so it holds a tied matrix once.
-    """
+    """Seconds of the exchanges of each stage; a device with both ends of the model holds a tied matrix once."""
     end = -1 if ends_together and job.architecture.tied else len(counts) - 1
     stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))
     return tuple(reduced(job, held_layers(job, kinds, first=stage == 0, last=stage == end)) for stage, kinds in stages)

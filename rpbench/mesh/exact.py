@@ -83,16 +83,10 @@ def with_cut(job: Job, order: Schedule) -> Job:
 
 
 def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
-    """The times of a job's layers on a device of its mesh, from those on one device.
+    """The times of a job's layers on a device of its mesh, from `times` on one device; ValueError for other layers.
 
     They change by the ratio of this package's seconds on a device of the mesh to those on one device. A mesh whose
     layers are whole changes nothing, to the last bit.
-
-    Args:
-        times: of one microbatch through each layer on one device.
-
-    Raises:
-        ValueError: if the layers are not those of the job.
     """
     if times.num_layers != len(job.architecture.layers):
         raise ValueError(f"times of {times.num_layers} layers for a model of {len(job.architecture.layers)}")

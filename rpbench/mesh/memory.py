@@ -58,13 +58,8 @@ def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) 
     streamed = order.weights is Weights.STREAMED
     sized = footprint.of_sizes(mesh_sizes(job, streamed=streamed))
     tables = sized.classes(np.array([cut.forward]), np.array([cut.backward]))
-    found: list[Bytes] = []
-    for rank in range(order.shape.num_ranks):
-        each: Bytes = {name: float(table[0, rank]) for name, table in tables.items()}
-        if not streamed:
-            each |= _on_their_way(job)
-        found.append(each)
-    return found
+    more, ranks = {} if streamed else _on_their_way(job), range(order.shape.num_ranks)
+    return [{name: float(table[0, rank]) for name, table in tables.items()} | more for rank in ranks]
 
 
 def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
@@ -73,12 +68,7 @@ def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
 
 
 class Fullest(NamedTuple):
-    """The rank with most bytes.
-
-    Args:
-        needed: bytes on a device: tensors with their fragments, contexts and libraries.
-        room: bytes that a device has.
-    """
+    """The rank with most bytes; `needed` has its tensors with their fragments, contexts and libraries."""
 
     rank: int
     classes: Bytes

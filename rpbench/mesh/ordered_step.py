@@ -126,11 +126,7 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
 
 
 def parts_of_work(job: Job, busiest_s: float, *, splits: bool) -> Terms:
-    """The seconds of the busiest rank by part, in the proportions of the model's layers and head.
-
-    Args:
-        splits: whether its backwards are split.
-    """
+    """The seconds of the busiest rank by part, in the proportions of the model's layers and head."""
     layers = [*(job.kinds[kind] for kind in job.architecture.layers), job.head]
     penalty = job.software.split_penalty if splits else 1.0
     found = {

@@ -87,10 +87,9 @@ def group_of(size: int, stride: int, machine: Machine, links: Links) -> Group:
 
 
 def hop_bytes_per_s(machine: Machine, links: Links, *, inside: bool) -> float:
-    """Bandwidth of a tensor on its way to the next stage, alone on its links.
+    """Bandwidth of a tensor on its way to the next stage, `inside` a domain or not, alone on its links.
 
-    Args:
-        inside: the domain. Devices without a link to each other send the tensor down to their host, then up.
+    Devices without a link to each other send the tensor down to their host, then up.
     """
     if not inside:
         return links.inter_bytes_per_s

@@ -30,11 +30,7 @@ from rpbench.sim.longest_path import simulate_graph
 
 
 class Layered(NamedTuple):
-    """The microbatches of replicas, simulated.
-
-    Args:
-        terms: seconds from the first gather to the last reduction: `work` without exchanges, and `data`.
-    """
+    """The simulated microbatches of replicas; `terms` are the seconds of computation, and those that exchanges add."""
 
     graph: Graph
     costs: CostTable

@@ -109,7 +109,7 @@ def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> P
 
 
 def _seeds(problem: Problem) -> list[Partition]:
-    """Partitions that `search` must not be worse than: greedy, and even and published where they exist."""
+    """The partitions from which `search` starts: greedy, and published and even if they exist."""
     seeds = [plan_greedy(problem)]
     if problem.published is not None and _fits(problem, problem.published):
         seeds.append(problem.published)

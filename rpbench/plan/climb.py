@@ -75,7 +75,7 @@ class ClimbOrder:
     def footprint(self, sizes: ModelBytes) -> Footprint:
         if self._footprint is None:
             entry = self._problem.entry
-            shares = entry.lower is not None and not entry.separate_cuts  # what moves decides what stays
+            shares = entry.lower is not None and not entry.separate_cuts  # transfers decide which bytes stay
             schedule = self._problem.finished(self.schedule) if shares else self.schedule
             self._footprint = Footprint(schedule, sizes, peak_in_flight(self.graph))
         return self._footprint.of_sizes(sizes)

@@ -47,11 +47,7 @@ def plan_even(problem: Problem) -> Partition:
 def num_bound_stages(problem: Problem, method: str) -> int:
     """Stages of a schedule that binds them to devices: the number asked for, or at most one a layer.
 
-    Args:
-        method: named in the error.
-
-    Raises:
-        ValueError: if there are fewer layers than stages.
+    ValueError, with the name of the method, if there are fewer layers than stages.
     """
     layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
     if problem.options.get("replicas") and layers >= problem.num_bound_stages:
@@ -110,10 +106,7 @@ def fill_stages(
     """Layers of each stage under the smallest budget that needs no more than `num_stages` stages.
 
     Stages are filled from the last, which holds the head, to the first, so the first gets the remainder. A stage also
-    ends when just one layer is left for each stage left.
-
-    Args:
-        speeds: of the stages' devices; a fast one takes more within the budget.
+    ends when just one layer is left for each stage left. Stages on fast devices take more within the budget.
     """
     speeds = speeds or (1,) * num_stages
     ends = [0, *accumulate(layers)]

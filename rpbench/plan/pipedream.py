@@ -105,13 +105,10 @@ def all_reduce_s(parameter_bytes: Any, num: int, bandwidth: float) -> Any:
 
 
 class Level:
-    """A of one level: the best pipeline for every pair of cuts and every number of machines.
+    """A of one level: the best pipeline from each of the first `starts` cuts to each cut, for every number of machines.
 
     `closed` and `open` have tables over (start, end, machines - 1). `open` counts the transfer at the end; `closed`
     leaves it to the level above, or there is none.
-
-    Args:
-        starts: number of starts for which A is filled in.
     """
 
     def __init__(
@@ -247,7 +244,7 @@ def plan_pipeline(cuts: Cuts, network: Network, rules: Rules | None = None) -> P
 
 
 def _stages(solved: list[Level], level: int, first: int, last: int) -> list[Stage]:
-    """The stages between two cuts at a level, those of the levels below multiplied by their replicas."""
+    """The stages between two cuts at a level; each has its stages of the level below, replicated together."""
     found = []
     for start, end, num in solved[level].parts(first, last):
         inner = _stages(solved, level - 1, start, end) if level else [Stage(start, end, ())]

@@ -142,8 +142,7 @@ def _starts(problem: Problem) -> Iterator[Partition]:
 def _neighbours(partition: Partition, opens_top: bool) -> Iterator[Partition]:
     """The partitions one move away; stages that are cut apart are also merged and split.
 
-    Args:
-        opens_top: whether layers may go into a fused stage.
+    With `opens_top`, layers may enter and leave a fused stage.
     """
     if not partition.fused:
         yield from map(symmetric, _shifted(partition.forward))

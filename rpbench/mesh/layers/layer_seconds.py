@@ -464,7 +464,7 @@ def _dispatch_s(setting: Setting) -> float:
     group = setting.group(mesh.expert, mesh.expert_tensor)
     values = setting.microbatch_tokens / mesh.tensor * own.experts.active * own.hidden
     shards = setting.group(mesh.expert_tensor, 1)
-    joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
+    joined = 2.0 * values * mesh.expert_tensor  # gathered by the shards of an expert, and reduced again
     copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
     sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
     back = exchange_s(2.0 * values, group, copies_outside=copies)

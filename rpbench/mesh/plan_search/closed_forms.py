@@ -126,7 +126,7 @@ class _Forms:
 
     Attributes:
         each: the mean layer of every plan, by the names of `layer_table`.
-        ends: parameters of embedding and head on an end of the pipeline, whose matrices may be one.
+        ends: parameters of embedding and head on an end of the pipeline; a tied matrix counts once.
         dense, experts: of the fullest rank, before replicas share them.
         owned: of both, the part that a device updates.
     """
@@ -274,11 +274,7 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
 
 
 class RankLayers(NamedTuple):
-    """Layers of the fullest, the first and the last rank of `Plans.cut`, which has larger stages in the middle.
-
-    Args:
-        fullest_rank: the first rank with most layers.
-    """
+    """Layers of the fullest, first and last rank of `Plans.cut`; `fullest_rank` is the first with most layers."""
 
     most: Floats
     first: Floats

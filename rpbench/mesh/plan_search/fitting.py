@@ -67,8 +67,7 @@ def nearest(question: Question, spare: Floats) -> Ints:
 def job_on_more_devices(question: Question, space: Space) -> Job | None:
     """A plan that fits, with the same global batch, on the smallest tried number of devices that has one.
 
-    Args:
-        space: on n times as many devices, context parallelism up to n is allowed as well.
+    On n times as many devices, context parallelism up to n is allowed as well.
     """
     for factor in FACTORS:
         machine = question.machine.with_devices(factor * question.machine.size)

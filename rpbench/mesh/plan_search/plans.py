@@ -173,4 +173,4 @@ def _chunks(name: str, pipeline: int, layers: int, microbatches: int, inner: Inn
 
 
 def _powers(most: int) -> list[int]:
-    return [2**k for k in range(max(1, most).bit_length()) if 2**k <= max(1, most)]
+    return [2**k for k in range(max(1, most).bit_length())]

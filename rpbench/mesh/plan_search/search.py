@@ -31,7 +31,7 @@ BESIDE = 4  # cuts tried beside one with empty stages
 # Orders without a closed form. They are timed on the fastest meshes of other orders: the number of these meshes, and
 # most stages times microbatches.
 ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 3, 2048
-TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind whose memory is counted, that are simulated, and whose cut is searched
+TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind: memory counted, simulated, cut searched
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
-
-    Args:
-        best: simulated plans that fit, fastest first.
-        num_plans, num_fitting: plans timed by closed forms, and how many of them fit.
-    """
+    """The best simulated plans, fastest first; the number of plans timed by closed forms, and of those that fit."""
 
     best: tuple[Prediction, ...]
     num_plans: int
@@ -131,8 +126,8 @@ def search(
     """The fastest plans of a model on a machine.
 
     Args:
-        num_simulated: plans that the real schedule and simulator time.
-        of_each: with the fastest of every schedule, and without a pipeline of every way to share states.
+        num_simulated: plans to simulate.
+        of_each: also find the fastest plan of every schedule, and without a pipeline, of every sharding.
 
     Raises:
         ValueError: if no plan divides.
@@ -150,10 +145,9 @@ def search(
 
 
 def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[Prediction]:
-    """The fastest plan of each of these orders, which have no closed form, on the meshes of the fastest pipelines.
+    """The fastest plan of each of these orders, which have no closed form.
 
-    Args:
-        found: plans. The first `MESHES` meshes of those without recomputation are tried, with their microbatches.
+    They are tried on the meshes of the `MESHES` fastest pipelines without recomputation, with their microbatches.
     """
     jobs = dict[tuple[object, ...], Job]()
     for each in sorted(found, key=lambda each: each.step_time_s):

@@ -56,12 +56,9 @@ class Bounds:
 
     def settings(self) -> Iterator[Setting]:
         """All settings of the space, with the usual recomputation and prefetching."""
-        names = [name for name in self.space.dimensions if name not in ("recompute", "prefetch")]
-        for values in product(*(self.space.dimensions[name] for name in names)):
-            setting = self.space.first
-            for name, value in zip(names, values, strict=True):
-                setting = setting.changed(name, value)
-            yield setting
+        dimensions, usual = self.space.dimensions, ("recompute", "prefetch")
+        for values in product(*(tried[:1] if name in usual else tried for name, tried in dimensions.items())):
+            yield self.space.setting(dict(zip(dimensions, values, strict=True)))
 
     def nearest_first(self, best: Setting) -> list[Setting]:
         """The `settings`, sorted by distance of their microbatch size from that of `best`, then by bound.
@@ -251,11 +248,7 @@ class _Orders:
         return step / self.problem.times.units_per_second
 
     def least_bytes(self, moving: Analysis | None) -> int:
-        """A lower bound on the bytes of the fullest device.
-
-        Args:
-            moving: the order with its transfers, if they decide which bytes stay.
-        """
+        """A lower bound on the bytes of the fullest device; `moving` has transfers that decide which bytes stay."""
         if self.schedule is None:
             return 0
         if moving is not None:

@@ -114,12 +114,16 @@ class Space:
             if not values:
                 raise ValueError(f"{name}: no values to search over; give at least 1")
 
+    def setting(self, values: Mapping[str, Any]) -> Setting:
+        """The setting with these values, one for every dimension."""
+        options = tuple((name.removeprefix(OPTION), values[name]) for name, _ in self._options())
+        plain = {name: value for name, value in values.items() if not name.startswith(OPTION)}
+        return Setting(**plain, options=options + self.fixed)
+
     @property
     def first(self) -> Setting:
         """The setting with the usual value of every dimension."""
-        options = tuple((name.removeprefix(OPTION), values[0]) for name, values in self._options())
-        plain = {name: values[0] for name, values in self.dimensions.items() if not name.startswith(OPTION)}
-        return Setting(**plain, options=options + self.fixed)
+        return self.setting({name: values[0] for name, values in self.dimensions.items()})
 
     def changes(self, setting: Setting) -> Iterator[tuple[str, Setting]]:
         """Every setting that differs in one dimension, with the dimension's name."""

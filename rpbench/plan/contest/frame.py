@@ -39,7 +39,7 @@ from rpbench.sim.shared_links import MovingGraph, simulate_charged
 
 Ints = npt.NDArray[np.int64]
 
-# Making a frame takes as long as so many timelines; with an order that follows from the times of a cut, the second.
+# Work of making a frame, in timelines: if cuts share an order, and if the order follows from the times of a cut.
 FRAME, FRAME_OF_TIMES = 8, 20
 MOST_ACTIONS = 3_000_000  # in all frames that a contender keeps, with their graphs: about a kilobyte each
 

@@ -85,12 +85,7 @@ class Tried(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """The random restarts of a search (`rpbench.plan.contest.restarts`).
-
-    Args:
-        number: restarts of all rounds.
-        gain: relative gain in pace of the last round over the best plan before it; None: no round.
-    """
+    """The number of random restarts (`rpbench.plan.contest.restarts`), and the last round's relative gain in pace."""
 
     number: int = 0
     gain: float | None = None

@@ -55,10 +55,9 @@ def _shuffled(cut: Partition, far: bool) -> list[Partition]:
 
 
 def shifted(cut: Partition, *, far: bool = False) -> Iterator[Partition]:
-    """The cuts with one layer moved to a neighbouring stage; only in one direction if directions are cut apart.
+    """The cuts with one layer moved to a neighbouring stage, or with `far`, to any other stage.
 
-    Args:
-        far: move it to any stage that is not a neighbour instead.
+    If directions are cut apart, it moves in one direction only.
     """
     if not cut.fused:
         yield from (symmetric(moved) for moved in _moved(cut.forward, 0, far))
@@ -104,11 +103,7 @@ class Beatable(Protocol):
 
 
 def restart(search: Beatable, each_round: int) -> Restarted:
-    """Try to beat the best plan of a search, which takes over every better plan.
-
-    Args:
-        each_round: restarts per round; 0: no rounds.
-    """
+    """Try to beat the best plan of a search, which keeps every better plan; without restarts there are no rounds."""
     chance, number, gain = random.Random(0), 0, None
     for _ in range(ROUNDS if each_round else 0):
         before = search.best_pace()
@@ -122,20 +117,14 @@ def restart(search: Beatable, each_round: int) -> Restarted:
             work = min(left // (each_round - turn), search.budget.work // CLIMBS)
             before_it = search.work
             if turn % 2 == 0:
-                search.begin_at(_drawn(search.space, chance), work)
+                drawn = {name: chance.choice(values) for name, values in search.space.dimensions.items()}
+                search.begin_at(search.space.setting(drawn), work)
             if search.work == before_it:  # odd turn, or the drawn setting is known or refused
                 search.climb_from(*_shaken(chance.choice(search.close()), chance), work)
         gain = search.best_pace() / before - 1
         if gain < SETTLED:
             break
     return Restarted(number, gain)
-
-
-def _drawn(space: Space, chance: random.Random) -> Setting:
-    setting = space.first
-    for dimension, values in space.dimensions.items():
-        setting = setting.changed(dimension, chance.choice(values))
-    return setting
 
 
 def _shaken(plan: Tried, chance: random.Random) -> tuple[Setting, Partition]:

@@ -62,11 +62,7 @@ def tune(
 
 
 class Known(NamedTuple):
-    """A plan of another contender to begin near.
-
-    Args:
-        pace: its tokens per second; a search that stays behind it also tries its own options.
-    """
+    """A plan of another contender to begin near; a search below its pace, in tokens/s, also tries its own options."""
 
     setting: Setting
     cut: Partition
