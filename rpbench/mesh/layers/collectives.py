@@ -8,28 +8,23 @@ Collectives inside a node take their measured times, if a machine has any (`rpbe
 Source: NCCL tests, PERFORMANCE.md, for the volumes.
 """
 
+from functools import partial
 from math import log2
 
 from rpbench.cost.rings import ring_hops
 from rpbench.mesh.placement import Group
 
 
-def gather_s(total_bytes: float, group: Group) -> float:
-    """Seconds of an all-gather; `total_bytes` is the whole tensor."""
-    return _ring_s("all_gather", total_bytes, group)
-
-
-def scatter_s(total_bytes: float, group: Group) -> float:
-    """Seconds of a reduce-scatter; `total_bytes` is the whole tensor."""
-    return _ring_s("reduce_scatter", total_bytes, group)
-
-
 def _ring_s(name: str, total_bytes: float, group: Group) -> float:
+    """Seconds of an all-gather or a reduce-scatter; `total_bytes` is the whole tensor."""
     if group.size == 1:
         return 0.0
     if name in group.measured:
         return group.measured[name].seconds(total_bytes, group.size)
     return total_bytes * (group.size - 1) / group.size / group.bytes_per_s + hops(group) * group.latency_s
+
+
+gather_s, scatter_s = partial(_ring_s, "all_gather"), partial(_ring_s, "reduce_scatter")
 
 
 def reduce_s(total_bytes: float, group: Group) -> float:

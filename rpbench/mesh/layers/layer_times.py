@@ -12,14 +12,7 @@ from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.eager_kernels import input_share
 from rpbench.mesh.layers.engine_kernels import engine_times
-from rpbench.mesh.layers.layer_seconds import (
-    Adapters,
-    Seconds,
-    Setting,
-    eager_kernels,
-    numbers_of,
-    padded_vocab,
-)
+from rpbench.mesh.layers.layer_seconds import Adapters, Seconds, Setting, eager_kernels, numbers_of, padded_vocab
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software

@@ -238,14 +238,17 @@ class _Orders:
 
     def least_step(self) -> float:
         """A lower bound on the seconds of a step; infinite if nothing fits."""
-        together = self._together()
-        step = together
+        times = self.problem.times
+        again = sum(times.recompute) if self._recomputes <= {"all"} else 0
+        heads = times.head_forward + times.head_backward
+        each = float(sum(times.forward) + again + sum(times.backward) + heads) * self._hides
+        together = step = self.num_microbatches * each / float(self._speeds.sum())
         if self._is_plain:
             rows = self._times() + self._memory()
             step = max(step, least_limit(rows, together, self.problem.num_layers))
             if self._has_one_stage_each and step < inf:
                 step = least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
-        return step / self.problem.times.units_per_second
+        return step / times.units_per_second
 
     def least_bytes(self, moving: Analysis | None) -> int:
         """A lower bound on the bytes of the fullest device; `moving` has transfers that decide which bytes stay."""
@@ -267,14 +270,6 @@ class _Orders:
             nothing_kept = np.zeros(len(self._device_of))
             found = least_of_whole_layers(rows, self._device_of, nothing_kept, found, self.problem.num_layers)
         return int(found)
-
-    def _together(self) -> float:
-        """The shortest step in which all devices together compute every microbatch, in the times' unit."""
-        times = self.problem.times
-        again = sum(times.recompute) if self._recomputes <= {"all"} else 0
-        heads = times.head_forward + times.head_backward
-        each = float(sum(times.forward) + again + sum(times.backward) + heads) * self._hides
-        return self.num_microbatches * each / float(self._speeds.sum())
 
     @cached_property
     def _is_plain(self) -> bool:

@@ -172,7 +172,7 @@ class Space:
         return ((name, values) for name, values in self.dimensions.items() if name.startswith(OPTION))
 
 
-def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute] = RECOMPUTES) -> Space:
+def space_of(contender: Contender, terms: Terms) -> Space:
     """The full space of a contender; settings that its order does not allow are refused when tried."""
     entry = contender.entry
     sizes = sorted(terms.microbatches, key=lambda size: abs(terms.num_microbatches(size) - 2 * terms.num_devices))
@@ -187,7 +187,7 @@ def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute]
         {
             "microbatch_sequences": tuple(sizes),
             "chunks_per_device": _chunks(contender, terms),
-            "recompute": ("all",) if entry.separate_cuts else tuple(recomputes),
+            "recompute": ("all",) if entry.separate_cuts else RECOMPUTES,
             "prefetch": PREFETCHES if streams else (1,),
             **{OPTION + name: values for name, values in searched.items()},
         },

@@ -184,11 +184,7 @@ class Frame:
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
         """The stages of a cut that do not recompute."""
         last = len(partition.backward) - 1
-        fixed: Mapping[Recompute, tuple[int, ...]] = {
-            "all": (),
-            "except_last": (last,),
-            "none": tuple(range(last + 1)),
-        }
+        fixed: Mapping[Recompute, tuple[int, ...]] = {"all": (), "except_last": (last,), "none": tuple(range(last + 1))}
         if recompute in fixed:
             return fixed[recompute]
         kept = self._footprint.fitting(*_rows(partition), self.terms.limits.device_memory_bytes)
