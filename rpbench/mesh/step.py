@@ -85,7 +85,7 @@ def stages_of_step(job: Job) -> StageSeconds:
     for layers in job.stage_layers:
         for kind, count in layers:
             parameters = own.dense_parameters(kind) / mesh.tensor
-            if mesh.expert == 1:  # otherwise experts stay on the devices that they are dealt to
+            if mesh.expert == 1:  # else experts stay on the devices they are spread over
                 parameters += own.expert_parameters(kind) / mesh.expert_tensor
             found = gathered_layer(job, job.kinds[kind], parameters)
             forward, backward = forward + count * found.forward, backward + count * found.backward

@@ -29,7 +29,7 @@ from rpbench.plan.problem import Problem
 from rpbench.sim.events import deal
 from rpbench.sim.longest_path import simulate
 
-# Where forward and backward are cut apart: stages per direction to start from.
+# Numbers of stages to start from in each direction, if forward and backward are cut apart.
 STARTS = range(1, 5)
 
 Cut = tuple[int, ...]

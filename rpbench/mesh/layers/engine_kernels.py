@@ -78,7 +78,7 @@ def counted(kernels: EagerKernels) -> dict[str, Terms]:
     narrow = 1 + kernels.numbers["half_rate_width"] / min(own.hidden, max(1.0, kernels.tokens))
     whole_head = Load((head.matmul_flops + back.matmul_flops) * narrow, 0.0, head.memory_bytes)
     trained, rows = own.trainable_layer_parameters, 0 if own.lora_rank else own.vocab * own.hidden
-    loads: dict[str, tuple[Load, float, float]] = {  # with gradient values added, and parameters stepped
+    loads: dict[str, tuple[Load, float, float]] = {  # the load, gradient values added, parameters stepped
         "forward": (forward, 0, 0),
         "recompute": (forward, 0, 0),
         "backward": (both, trained, 0),

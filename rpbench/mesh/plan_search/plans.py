@@ -145,7 +145,7 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
             continue
         for (number, name), shared in product(enumerate(space.schedules), range(len(SHARDED))):
             if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARDED[shared] != "optimizer":
-                continue  # ZeRO-1 has no contender of its own
+                continue  # contenders cover these plans, except with ZeRO-1
             if SHARDED[shared] in space.shared and _sensible(SHARDED[shared], data * inner.context, pipeline):
                 found += [
                     (pipeline, data, chunks, microbatches, number, shared)

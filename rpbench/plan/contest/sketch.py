@@ -26,7 +26,7 @@ CUTS = 2
 # transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 PAIRS_IN_TIME, CLOSELY_IN_TIME = 8, 1  # with a time limit
-# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` get half of the sketch's work.
+# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` only within half of the work.
 PAIRS_POSED, CLOSELY_POSED = 160, 8
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
