@@ -132,7 +132,6 @@ class Software:
         object.__setattr__(self, "constants", values)
 
     def with_constants(self, values: Mapping[str, float]) -> "Software":
-        """The same framework with some constants replaced."""
         return replace(self, constants={**self.constants, **values})
 
 

@@ -179,7 +179,6 @@ class EagerKernels:
 
     @cached_property
     def forward(self) -> Load:
-        """A layer's forward."""
         products, _ = _flops(self.own, self.tokens, self.numbers["half_rate_width"], self.shards)
         windows = Counter(layer.window for layer in self.own.layers)
         keys = sum(count * mean_keys(self.seq_len, window) for window, count in windows.items())

@@ -162,7 +162,6 @@ class Setting:
         return self.mesh.tensor if self.mesh.sequence_parallel else 1
 
     def group(self, size: int, stride: int) -> Group:
-        """The group of `size` devices that stand `stride` apart."""
         return group_of(size, stride, self.machine, self.links)
 
     def replica_group(self, size: int = 0) -> Group:
@@ -178,7 +177,6 @@ class Setting:
 
     @cached_property
     def kinds(self) -> dict[Layer, Seconds]:
-        """Seconds of each kind of layer."""
         return {layer: layer_seconds(self, layer) for layer in dict.fromkeys(self.architecture.layers)}
 
     @cached_property
@@ -198,7 +196,6 @@ class _Kernels:
         few = setting.microbatch_tokens / (setting.microbatch_tokens + constants["tokens"])
         self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
         self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
-        self.low = bits < 16
         self.units = gpu.multiprocessors
         self.bandwidth = setting.memory_rate
 

@@ -111,7 +111,6 @@ def balanced(question: Question, plans: Plans, table: dict[str, Floats]) -> Plan
 
 
 def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:
-    """Seconds and bytes of all plans."""
     forms, constants, device = _Forms(question, plans, table), question.software.constants, question.machine.device
     step = forms.pipeline_s() + forms.data_s()
     step += forms.owned * constants["optimizer_bytes"] / (device.memory_bytes_per_s * device.sustained_memory)

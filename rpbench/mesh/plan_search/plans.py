@@ -140,7 +140,7 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
     found: list[tuple[int, ...]] = []
     for pipeline in range(1, min(ranks, layers) + 1):
         data, rest = divmod(ranks, pipeline)
-        microbatches, left = divmod(global_batch, data * inner.sequences) if data else (0, 0)
+        microbatches, left = divmod(global_batch, data * inner.sequences)
         if rest or left or not microbatches or data * inner.context * inner.tensor % inner.expert:
             continue
         for (number, name), shared in product(enumerate(space.schedules), range(len(SHARDED))):

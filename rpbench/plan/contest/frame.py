@@ -154,7 +154,6 @@ class Frame:
         return self.traffic.charged(self.schedule.with_partition(partition), plain, keeps)
 
     def timeline(self, costs: CostTable) -> Timeline:
-        """The simulated timeline of the order."""
         return self._moving.simulate(costs)
 
     def paced(self, costs: CostTable) -> float:

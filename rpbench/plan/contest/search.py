@@ -215,7 +215,6 @@ class Search(Trials):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the search was completed."""
         return self._final is not None
 
     def _try_options(self, best: Tried) -> None:

@@ -112,7 +112,6 @@ class Terms:
         return round(sequences * self.model.seq_len)
 
     def num_microbatches(self, sequences: float) -> int:
-        """Microbatches of a step."""
         return max(1, round(self.sequences_per_step / sequences))
 
 
