@@ -22,6 +22,9 @@ class Reduced(NamedTuple):
     parameters: float
 
 
+Exchanges = tuple[Reduced, ...]  # of each stage
+
+
 def reduced(job: Job, own: Held) -> Reduced:
     """The seconds without FSDP: devices keep their parameters."""
     mesh, software = job.mesh, job.software
@@ -117,30 +120,28 @@ def lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
     return parameters, None if changes or not job.software.gradients_beside else gradients
 
 
-def gathers_late(job: Job, parameters: Per | None) -> bool:
-    return parameters is None and LOWERED[job.mesh.sharing.what][0] is not None
-
-
-def late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, gathers: bool, sums: bool) -> float:
-    """Exposed seconds of the exchanges after the step, on the rank that waits longest."""
-    found = 0.0
+def late_s(
+    job: Job, order: Schedule, up: Exchanges, down: Exchanges, parameters: Per | None, gradients: Per | None
+) -> float:
+    """Exposed seconds of the exchanges after the step, which are not `lowered`, on the rank that waits longest."""
+    gathers, found = parameters is None and LOWERED[job.mesh.sharing.what][0] is not None, 0.0
     for rank in range(order.shape.num_ranks):
         parts = [part for action in order.compute(rank) for part in parts_of(action)]
         gathered = {part.stage for part in parts if gathers and part.kind is Kind.F}
-        summed = {part.stage for part in parts if sums and part.kind in (Kind.B, Kind.W, Kind.FB)}
+        summed = {part.stage for part in parts if gradients is None and part.kind in (Kind.B, Kind.W, Kind.FB)}
         seconds = sum(up[stage].parameters for stage in gathered) + sum(down[stage].gradients for stage in summed)
         found = max(found, seconds)
     return found
 
 
-def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int, payload: Payload) -> float | None:
+def transfer_time(up: Exchanges, down: Exchanges, units: int, payload: Payload) -> float | None:
     """Time of a stage's gather or reduction; None for other payloads."""
     found = (down if payload.backward else up)[payload.stage]
     seconds = {"P": found.parameters, "G": found.gradients}.get(payload.object)
     return None if seconds is None else seconds * units
 
 
-def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> tuple[Reduced, ...]:
+def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> Exchanges:
     """Seconds of the exchanges of each stage; a device with both ends of the model holds a tied matrix once."""
     end = -1 if ends_together and job.architecture.tied else len(counts) - 1
     stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))

@@ -21,15 +21,7 @@ from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import (
-    Reduced,
-    beside_computation,
-    exchanged,
-    gathers_late,
-    late_s,
-    lowered,
-    transfer_time,
-)
+from rpbench.mesh.data_parallel import Exchanges, beside_computation, exchanged, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job, stages_of
 from rpbench.mesh.layout import Sharing
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers
@@ -87,9 +79,9 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
     terms = _work(job, order, busiest) if counts_layers else {"work": busiest}
     pipeline = _step_s(graph, plain)
     terms |= {"bubble": at_once - busiest, "hops": pipeline - at_once}
-    sharded, charged, late_s = _with_replicas(job, order, graph, costs, counts_layers)
+    sharded, charged, late = _with_replicas(job, order, graph, costs, counts_layers)
     timeline = plain if sharded is graph else simulate_graph(sharded, charged)
-    step_s = _step_s(sharded, timeline) + late_s
+    step_s = _step_s(sharded, timeline) + late
     terms["data"] = step_s - pipeline
     if counts_layers:
         if exchange_alone(job):  # exchanges go bucket by bucket beside computation, but an action covers a whole stage
@@ -166,7 +158,7 @@ def _with_replicas(
     assert partition is not None
     up, down = exchanged(job, partition.forward), exchanged(job, partition.backward)
     parameters, gradients = lowered(job, order)
-    late = late_s(order, up, down, gathers=gathers_late(job, parameters), sums=gradients is None)
+    late = late_s(job, order, up, down, parameters, gradients)
     if parameters is None and gradients is None:
         return graph, costs, late
     outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
@@ -198,7 +190,7 @@ def _widened(job: Job, copies: int) -> Job:
     return replace(job, mesh=mesh, cut=())
 
 
-def _bucketed(job: Job, counts: tuple[int, ...], whole: tuple[Reduced, ...]) -> tuple[Reduced, ...]:
+def _bucketed(job: Job, counts: tuple[int, ...], whole: Exchanges) -> Exchanges:
     """The exposed part of exchanges once a step: the first bucket goes during a stage's last backward, not after it."""
     found = []
     for stage, (kinds, all_of_it) in enumerate(zip(stages_of(job.architecture.layers, counts), whole, strict=True)):

@@ -19,7 +19,7 @@ from rpbench.cost.transfers import slowed_by_exchanges
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import LOWERED, exchanged, gathers_late, late_s, lowered, transfer_time
+from rpbench.mesh.data_parallel import LOWERED, exchanged, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.step import Terms
@@ -60,7 +60,7 @@ def layered(job: Job) -> Layered:
     parameters, gradients = lowered(job, entry("data_parallel").build(Shape(1, len(cut), job.num_microbatches)))
     graph = _graph(len(cut), job.num_microbatches, parameters, gradients)
     own = exchanged(job, cut, ends_together=True)
-    late = late_s(graph.schedule, own, own, gathers=gathers_late(job, parameters), sums=gradients is None)
+    late = late_s(job, graph.schedule, own, own, parameters, gradients)
     layers = [job.kinds[kind] for kind in job.architecture.layers]
     times = as_times(layers, job.head, 0.0, each=lost_s(job))
     beside = job.software.constants["beside"]

@@ -168,6 +168,10 @@ class Rotation:
         tensors = (number < num_stages - 1) + (number > 0) if backward else int(number > 0)
         return self.num_microbatches * tensors * self.links.boundary[number % self.num_ranks]
 
+    def ready(self, since: Floats, free: Floats, upload: Floats) -> Floats:
+        """When a stage's weights are there: loaded from `since` on with prefetch, else once the device is free."""
+        return np.maximum(free, since + upload) if self.prefetches else free + upload
+
     def fits(self, number: int, num_stages: int, stage: Stage, before: Floats | None) -> npt.NDArray[np.bool_]:
         """Whether a stage fits beside the stage that its device runs before it; `before` are its weights in bytes."""
         if self.limit_bytes is None:
@@ -225,10 +229,7 @@ class Rotation:
         else:
             turned = backward and last[0] != number  # the device's last visit went back already
             coming = self.arriving(last[0], num_stages, backward=turned)
-            if self.prefetches:
-                ready = np.maximum(last[2], last[1] + coming + stage.upload)
-            else:
-                ready = last[2] + stage.upload
+            ready = self.ready(last[1] + coming, last[2], stage.upload)
         start, hop, whole = ready, self.links.hop, stage.visit_back if backward else stage.visit_forth
         end = start + whole
         if source is not None and other is not None:

@@ -111,17 +111,12 @@ def _forward(rotation: Rotation, number: int, num_stages: int, old: Partials, st
         ready = stage.first_load
     else:
         coming = rotation.arriving(number - rotation.num_ranks, num_stages, backward=False)
-        ready = _after(rotation, old.start[:, 0] + coming, old.end[:, 0], stage.upload)
+        ready = rotation.ready(old.start[:, 0] + coming, old.end[:, 0], stage.upload)
     start, end = ready, ready + stage.visit_forth
     if old.last is not None:
         start = np.maximum(ready, old.start[:, -1] + old.last.forward + hop)
         end = np.maximum(start + stage.visit_forth, old.end[:, -1] + hop + stage.forward)
     return start, end
-
-
-def _after(rotation: Rotation, since: Floats, free: Floats, upload: Floats) -> Floats:
-    """When a stage's weights are there: loaded since the visit before began, or without prefetch, after its end."""
-    return np.maximum(free, since + upload) if rotation.prefetches else free + upload
 
 
 def _backward(
@@ -154,7 +149,7 @@ def whole_steps(rotation: Rotation, num_stages: int, partials: Partials) -> Floa
         place = number % rotation.num_ranks
         coming = rotation.arriving(number, num_stages, backward=False)
         upload = partials.weights[:, column] * rotation.links.load[place]
-        ready = _after(rotation, partials.start[:, column] + coming, partials.end[:, column], upload)
+        ready = rotation.ready(partials.start[:, column] + coming, partials.end[:, column], upload)
         found = np.maximum(found, ready + partials.from_start[:, column])
     return found
 
