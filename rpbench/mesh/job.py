@@ -16,22 +16,13 @@ from rpbench.workload.counts import Layer
 
 @dataclass(frozen=True)
 class Job(Setting):
-    """A training run: the setting of its layers, and its schedule.
-
-    Args:
-        num_microbatches: of a step, for each pipeline.
-        chunks: stages on each pipeline rank.
-        cut: layers of each stage, in model order; empty for an even cut.
-
-    Raises:
-        ValueError: for sizes that do not fit each other, with sizes that do.
-    """
+    """A training run: the setting of its layers, and its schedule; ValueError for sizes that do not fit each other."""
 
     sequences: int = 1
-    num_microbatches: int = 1
+    num_microbatches: int = 1  # of a step, for each pipeline
     schedule: str = "1f1b"
-    chunks: int = 1
-    cut: tuple[int, ...] = ()
+    chunks: int = 1  # stages on each pipeline rank
+    cut: tuple[int, ...] = ()  # layers of each stage, in model order; empty for an even cut
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "sequences", "num_microbatches", "chunks"):

@@ -17,17 +17,12 @@ SHARDED: tuple[Sharded, ...] = get_args(Sharded)
 
 @dataclass(frozen=True)
 class Sharing:
-    """The states that replicas share.
+    """The states that replicas share."""
 
-    Args:
-        what: none (plain data parallel), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP).
-        group: devices that share; 0 for all of data x context, fewer for hybrid sharding.
-        reshard: whether gathered parameters are dropped between forward and backward (FULL_SHARD) or not
-            (SHARD_GRAD_OP).
-    """
-
+    # none (plain data parallel), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP)
     what: Sharded = "optimizer"
-    group: int = 0
+    group: int = 0  # devices that share; 0 for all of data x context, fewer for hybrid sharding
+    # whether gathered parameters are dropped between forward and backward (FULL_SHARD) or not (SHARD_GRAD_OP)
     reshard: bool = True
 
     def __post_init__(self) -> None:
@@ -39,29 +34,18 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Mesh:
-    """How devices are divided.
+    """How devices are divided; ValueError for a size below 1, or sizes or options that contradict each other."""
 
-    Args:
-        data, pipeline, tensor, context: sizes; their product is the number of devices.
-        expert: devices that the experts of a layer are spread over.
-        expert_tensor: shards of one expert; 0 for 1.
-        sequence_parallel: element-wise work between tensor-parallel products is cut as well.
-        sharing: the states that replicas share.
-        order: axes, innermost first.
-
-    Raises:
-        ValueError: for a size below 1 or sizes, an order or options that contradict each other.
-    """
-
+    # data, pipeline, tensor, context: sizes; their product is the number of devices
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
     context: int = 1
-    expert: int = 1
-    expert_tensor: int = 0
-    sequence_parallel: bool = False
+    expert: int = 1  # devices that the experts of a layer are spread over
+    expert_tensor: int = 0  # shards of one expert; 0 for 1
+    sequence_parallel: bool = False  # element-wise work between tensor-parallel products is cut as well
     sharing: Sharing = field(default_factory=Sharing)
-    order: tuple[Axis, ...] = MEGATRON
+    order: tuple[Axis, ...] = MEGATRON  # axes, innermost first
 
     def __post_init__(self) -> None:
         if not self.expert_tensor:

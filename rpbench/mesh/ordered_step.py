@@ -37,23 +37,16 @@ OUTSIDE = ("tied", "optimizer", "fixed")  # terms of a step that follow its sche
 
 @dataclass(frozen=True)
 class Step:
-    """A simulated step.
+    """A simulated step."""
 
-    Args:
-        order: the computations of the ranks; `graph` is its graph.
-        sharded: the graph with the exchanges of data parallelism; `graph` if there are none.
-        timeline: of the sharded graph.
-        terms: the step's seconds by cause.
-    """
-
-    order: Schedule
+    order: Schedule  # the computations of the ranks; `graph` is its graph
     graph: Graph
     versions: Versions
-    sharded: Graph
+    sharded: Graph  # the graph with the exchanges of data parallelism; `graph` if there are none
     costs: CostTable
-    timeline: Timeline
+    timeline: Timeline  # of the sharded graph
     step_time_s: float
-    terms: Terms
+    terms: Terms  # the step's seconds by cause
 
 
 def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers: bool) -> Step:

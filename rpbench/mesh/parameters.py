@@ -12,16 +12,12 @@ from rpbench.workload.counts import Layer
 
 
 class Held(NamedTuple):
-    """Parameters of a device before data parallelism shares them.
+    """Parameters of a device before data parallelism shares them."""
 
-    Args:
-        dense, experts: of the layers, embedding and head among the dense ones.
-        largest: dense and expert parameters of the largest layer.
-    """
-
+    # dense, experts: of the layers, embedding and head among the dense ones
     dense: float
     experts: float
-    largest: float
+    largest: float  # dense and expert parameters of the largest layer
 
 
 def held(job: Job, rank: int) -> Held:

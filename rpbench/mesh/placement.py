@@ -17,23 +17,14 @@ from rpbench.mesh.software import Software
 
 
 class Group(NamedTuple):
-    """A group of devices that communicate.
+    """A group of devices that communicate."""
 
-    Args:
-        size: members.
-        here: members in one domain.
-        bytes_per_s: of each member in a ring.
-        outside_bytes_per_s: each member's part of its domain's network cards.
-        latency_s: of one hop.
-        measured: collectives inside a domain whose seconds are known, by name.
-    """
-
-    size: int
-    here: int
-    bytes_per_s: float
-    outside_bytes_per_s: float
-    latency_s: float
-    measured: Mapping[str, CollectiveRate] = {}
+    size: int  # members
+    here: int  # members in one domain
+    bytes_per_s: float  # of each member in a ring
+    outside_bytes_per_s: float  # each member's part of its domain's network cards
+    latency_s: float  # of one hop
+    measured: Mapping[str, CollectiveRate] = {}  # collectives inside a domain whose seconds are known, by name
 
     @property
     def inside(self) -> bool:

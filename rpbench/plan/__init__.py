@@ -22,19 +22,13 @@ BUDGET = 500_000_000
 
 
 class Choice(NamedTuple):
-    """A partition.
-
-    Args:
-        num_evaluated: partitions simulated to find it.
-        schedule: None: not made yet.
-        proven: for `mobius`, whether no cut has a shorter step under its own model.
-    """
+    """A partition, and how it was found."""
 
     partition: Partition
     method: str
-    num_evaluated: int = 0
-    schedule: Schedule | None = None
-    proven: bool | None = None
+    num_evaluated: int = 0  # partitions simulated to find it
+    schedule: Schedule | None = None  # None: not made yet
+    proven: bool | None = None  # for `mobius`, whether no cut has a shorter step under its own model
 
 
 def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:

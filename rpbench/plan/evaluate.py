@@ -15,19 +15,13 @@ from rpbench.sim.shared_links import simulate_charged
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition with its simulated makespan and its fit into memory.
-
-    Args:
-        makespan: in the unit of the problem's layer times.
-        num_evaluated: partitions simulated to find it.
-        infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
-    """
+    """A partition with its simulated makespan and its fit into memory."""
 
     partition: Partition
-    makespan: float
-    num_evaluated: int
+    makespan: float  # in the unit of the problem's layer times
+    num_evaluated: int  # partitions simulated to find it
     method: str
-    infeasible: str = ""
+    infeasible: str = ""  # why it does not fit into a device's memory; empty if it does, or if no memory is known
 
 
 def graph_of(problem: Problem, partition: Partition) -> Graph:

@@ -27,22 +27,16 @@ PICOSECONDS_PER_MS = 1e9
 
 @dataclass(frozen=True)
 class Cuts:
-    """The cuts of a graph, the smallest first, as numbers 0 (nothing) to `last` (everything).
-
-    Args:
-        members: layers of every cut, as a mask: bit i for layer i.
-        before: (cut, cut) -> whether the first lies within the second and is not the same.
-        time_s, activation_bytes, parameter_bytes: (cut, cut) -> of the layers between the two; 0 unless `before`.
-        output_bytes: cut -> bytes that cross it forward.
-    """
+    """The cuts of a graph, the smallest first, as numbers 0 (nothing) to `last` (everything)."""
 
     graph: LayerGraph
-    members: tuple[int, ...]
-    before: np.ndarray
+    members: tuple[int, ...]  # layers of every cut, as a mask: bit i for layer i
+    before: np.ndarray  # (cut, cut) -> whether the first lies within the second and is not the same
+    # time_s, activation_bytes, parameter_bytes: (cut, cut) -> of the layers between the two; 0 unless `before`
     time_s: np.ndarray
     activation_bytes: np.ndarray
     parameter_bytes: np.ndarray
-    output_bytes: np.ndarray
+    output_bytes: np.ndarray  # cut -> bytes that cross it forward
 
     @property
     def last(self) -> int:

@@ -39,18 +39,10 @@ MOST_CELLS = 4e7  # of the tables, about 70 bytes each
 
 @dataclass(frozen=True)
 class Network:
-    """Machines in levels, the innermost first, e.g. (4, 4): hosts of 4 devices, 4 hosts.
+    """Machines in levels, the innermost first: (4, 4) is 4 hosts of 4 devices; ValueError for impossible numbers."""
 
-    Args:
-        machines_per_level: in each group of the level.
-        bandwidth_bytes_per_s: of each machine's link in each level.
-
-    Raises:
-        ValueError: if a number is not positive, a level too large, or the two have different lengths.
-    """
-
-    machines_per_level: tuple[int, ...]
-    bandwidth_bytes_per_s: tuple[float, ...]
+    machines_per_level: tuple[int, ...]  # in each group of the level
+    bandwidth_bytes_per_s: tuple[float, ...]  # of each machine's link in each level
 
     def __post_init__(self) -> None:
         machines, links = self.machines_per_level, self.bandwidth_bytes_per_s
@@ -76,19 +68,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Rules:
-    """The charges and limits of the partitioner.
+    """The charges and limits of the partitioner."""
 
-    Args:
-        count_p2p: transfers between stages enter the maximum.
-        straight: no stage is replicated.
-        use_fewer_machines: machines may stay idle where that is faster.
-        memory_bytes: of a machine; None: no limit. A stage needs its activations and parameters once for every
-            minibatch in flight: (machines from the stage on) / (its own), rounded up, within its level.
-    """
-
-    count_p2p: bool = False
-    straight: bool = False
-    use_fewer_machines: bool = False
+    count_p2p: bool = False  # transfers between stages enter the maximum
+    straight: bool = False  # no stage is replicated
+    use_fewer_machines: bool = False  # machines may stay idle where that is faster
+    # of a machine; None: no limit. A stage needs its activations and parameters once for every minibatch in flight:
+    # (machines from the stage on) / (its own), rounded up, within its level.
     memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
@@ -217,11 +203,7 @@ class Pipeline:
 
 
 def plan_pipeline(cuts: Cuts, network: Network, rules: Rules | None = None) -> Pipeline | None:
-    """The pipeline whose slowest stage is shortest; None if the rules leave no pipeline.
-
-    Raises:
-        ValueError: if the tables would take more memory than they should.
-    """
+    """The pipeline whose slowest stage is shortest, None if the rules leave none; ValueError for too large tables."""
     rules = rules or Rules()
     num_cuts, most_machines = len(cuts.members), max(network.machines_per_level)
     if num_cuts**2 * most_machines > MOST_CELLS:
@@ -284,19 +266,12 @@ def plan_straight(problem: Problem) -> Partition:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that all machines together send for one minibatch.
+    """Bytes that all machines together send for one minibatch."""
 
-    Args:
-        boundary: outputs of stages forward, and their gradients back.
-        all_reduce: gradients of replicated stages: 2 (k-1)/k of the parameters for k replicas.
-        data_parallel: the same, with the whole model on every machine of the network.
-        narrowest: one boundary at the cut of the smallest output, without replicas: no two stages send less.
-    """
-
-    boundary: float
-    all_reduce: float
-    data_parallel: float
-    narrowest: float
+    boundary: float  # outputs of stages forward, and their gradients back
+    all_reduce: float  # gradients of replicated stages: 2 (k-1)/k of the parameters for k replicas
+    data_parallel: float  # the same, with the whole model on every machine of the network
+    narrowest: float  # one boundary at the cut of the smallest output, without replicas: no two stages send less
 
     @property
     def saved(self) -> float | None:

@@ -30,47 +30,35 @@ def times_of_method(times: LayerTimes, entry: Entry, num_ranks: int, options: Ma
 
 @dataclass(frozen=True)
 class Problem:
-    """A schedule, the times of the model's layers and the sizes of a run; a planner finds the partition.
-
-    Args:
-        times: of one microbatch through each layer.
-        num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
-        chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
-            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
-            some looped ones take one number only (`Entry.chunks`). If the directions are cut apart, it only sets the
-            number of backward stages of `even`.
-        options: keyword options of the schedule.
-        recompute_ahead, fused_ahead: as in `CostTable`.
-        published: the partition published for this schedule and model, if any.
-        memory: of a device, and the model's sizes; None for no limit.
-        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`turns_at_once`).
-        fitting: as few stages recompute as the memory allows, which depends on the cut.
-        keeps: other backward stages whose layers are not recomputed; known only for a given cut.
-        activations: of one layer, for schedules that order by the activations that stages hold.
-        finish: adds steps and transfers to an order; None: steps, if several follow each other.
-        traffic: times of transfers; None: transfers take no time.
-        each: times of every microbatch of a step if they differ; `times` are then their mean.
-        sizes: for each of these microbatches, its tokens over those of the largest, whose `activations` are given.
-    """
+    """A schedule, the times of the model's layers and the sizes of a run; a planner finds the partition."""
 
     entry: Entry
-    times: LayerTimes
+    times: LayerTimes  # of one microbatch through each layer
+    # num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often
     num_ranks: int
     num_microbatches: int
     num_steps: int = 1
+    # stages per device (v). None leaves it open: `search` tries every number, `even` and `greedy` take that of the
+    # published partition, or 2. Schedules that are not looped have 1, and some looped ones take one number only
+    # (`Entry.chunks`). If the directions are cut apart, it only sets the number of backward stages of `even`.
     chunks_per_rank: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the schedule
+    # recompute_ahead, fused_ahead: as in `CostTable`
     recompute_ahead: bool = False
     fused_ahead: bool = False
-    published: Partition | None = None
-    memory: DeviceMemory | None = None
+    published: Partition | None = None  # the partition published for this schedule and model, if any
+    memory: DeviceMemory | None = None  # of a device, and the model's sizes; None for no limit
+    # the last stage's layers are not recomputed; for orders that go back at once (`turns_at_once`)
     keeps_last: bool = False
-    fitting: bool = False
-    keeps: tuple[int, ...] = ()
+    fitting: bool = False  # as few stages recompute as the memory allows, which depends on the cut
+    keeps: tuple[int, ...] = ()  # other backward stages whose layers are not recomputed; known only for a given cut
+    # of one layer, for schedules that order by the activations that stages hold
     activations: LayerActivations = UNKNOWN
+    # adds steps and transfers to an order; None: steps, if several follow each other
     finish: Callable[[Schedule], Schedule] | None = None
-    traffic: Traffic | None = None
-    each: tuple[LayerTimes, ...] = ()
+    traffic: Traffic | None = None  # times of transfers; None: transfers take no time
+    each: tuple[LayerTimes, ...] = ()  # times of every microbatch of a step if they differ; `times` are then their mean
+    # for each of these microbatches, its tokens over those of the largest, whose `activations` are given
     sizes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -171,11 +159,7 @@ class Problem:
         return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
 
     def stage_speeds(self, num_stages: int) -> tuple[Number, ...]:
-        """The speed of each bound stage's device, the slowest if there are several; 1 if all are equal.
-
-        Raises:
-            ValueError: if the schedule cannot be built for so many stages.
-        """
+        """The speed of each bound stage's device, or of its slowest; 1 if all are equal. ValueError as `schedule`."""
         if not self.times.speeds:
             return (1,) * num_stages
         placement = self.schedule(num_stages, num_stages).placement

@@ -67,54 +67,38 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Links:
-    """Times per byte, by place in the rotation, of devices that share links to the host.
+    """Times per byte, by place in the rotation, of devices that share links to the host."""
 
-    Args:
-        first_load: of the first stages, which are all loaded at the start of the step.
-        alone: of a load while nothing else is loaded.
-        load, store: of transfers from and to the host while stages run.
-        host: of the host's memory alone.
-        hop: time of a boundary tensor from one device to the next.
-        boundary: time of loading a boundary tensor at each place.
-        flow: least time of the tensors of one microbatch, forward and backward, at each place.
-    """
-
-    first_load: tuple[float, ...]
-    alone: float
+    first_load: tuple[float, ...]  # of the first stages, which are all loaded at the start of the step
+    alone: float  # of a load while nothing else is loaded
+    # load, store: of transfers from and to the host while stages run
     load: tuple[float, ...]
     store: tuple[float, ...]
-    host: float
-    hop: float
-    boundary: tuple[float, ...]
+    host: float  # of the host's memory alone
+    hop: float  # time of a boundary tensor from one device to the next
+    boundary: tuple[float, ...]  # time of loading a boundary tensor at each place
+    # least time of the tensors of one microbatch, forward and backward, at each place
     flow: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A model on devices that take its stages in turn.
+    """A model on devices that take its stages in turn."""
 
-    Args:
-        num_ranks, num_microbatches: N and M.
-        forward, backward: times of a microbatch through each layer; recomputation is in `backward`.
-        head: the same two times of the head, in the last stage.
-        spared: time that each layer saves in a last stage that is not recomputed; else zeros.
-        optimizer: time of the host's optimizer for a byte of optimizer state.
-        prefetches: whether the next stage's weights are loaded while a stage runs.
-        limit_bytes: memory of a device; None for no limit.
-        repeats: whether another step follows: a device's last visit then prefetches the first stage of that step.
-    """
-
+    # num_ranks, num_microbatches: N and M
     num_ranks: int
     num_microbatches: int
+    # forward, backward: times of a microbatch through each layer; recomputation is in `backward`
     forward: Sequence[float]
     backward: Sequence[float]
-    head: tuple[float, float]
-    spared: Sequence[float]
+    head: tuple[float, float]  # the same two times of the head, in the last stage
+    spared: Sequence[float]  # time that each layer saves in a last stage that is not recomputed; else zeros
     sizes: ModelBytes
     links: Links
-    optimizer: float = 0.0
-    prefetches: bool = True
-    limit_bytes: int | None = None
+    optimizer: float = 0.0  # time of the host's optimizer for a byte of optimizer state
+    prefetches: bool = True  # whether the next stage's weights are loaded while a stage runs
+    limit_bytes: int | None = None  # memory of a device; None for no limit
+    # whether another step follows: a device's last visit then prefetches the first stage of that step
     repeats: bool = False
 
     @property

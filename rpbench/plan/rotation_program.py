@@ -33,29 +33,20 @@ LIMIT = 3_000_000  # partial cuts in all: less than a minute
 
 @dataclass
 class Partials:
-    """Partial cuts of the same number of stages. Tables of (cuts, up to N) have the last N stages, the latest last.
+    """Partial cuts of the same number of stages. Tables of (cuts, up to N) have the last N stages, the latest last."""
 
-    Args:
-        counts: layers of each stage so far, (cuts, stages).
-        start, end: of the forward visits, (cuts, up to N).
-        from_start, from_end: longest path from start and end of the backward visits to the end of the step.
-        layers_end: layers up to each stage, the stage included.
-        weights: bytes of each stage.
-        last: the latest stage.
-        updates: time of the optimizer for all stages so far.
-        moved: host traffic of all stages up to each, the stage included.
-    """
-
-    counts: Ints
+    counts: Ints  # layers of each stage so far, (cuts, stages)
+    # start, end: of the forward visits, (cuts, up to N)
     start: Floats
     end: Floats
+    # from_start, from_end: longest path from start and end of the backward visits to the end of the step
     from_start: Floats
     from_end: Floats
-    layers_end: Ints
-    weights: Floats
+    layers_end: Ints  # layers up to each stage, the stage included
+    weights: Floats  # bytes of each stage
     last: Stage | None
-    updates: Floats
-    moved: Floats
+    updates: Floats  # time of the optimizer for all stages so far
+    moved: Floats  # host traffic of all stages up to each, the stage included
 
     def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Partials":
         arrays = {name: value[chosen] for name, value in vars(self).items() if name != "last"}
@@ -260,17 +251,11 @@ def _whole(free: Floats, each: Floats) -> Floats:
 
 
 class Program(NamedTuple):
-    """The result of the program.
+    """The result of the program."""
 
-    Args:
-        counts: layers of each stage; empty if nothing fits.
-        step: modelled, in the rotation's unit; infinite if nothing fits.
-        proven: whether no cut is shorter under the model.
-    """
-
-    counts: tuple[int, ...]
-    step: float
-    proven: bool
+    counts: tuple[int, ...]  # layers of each stage; empty if nothing fits
+    step: float  # modelled, in the rotation's unit; infinite if nothing fits
+    proven: bool  # whether no cut is shorter under the model
 
 
 def solve(rotation: Rotation, numbers: Iterable[int], limit: int = LIMIT) -> Program:

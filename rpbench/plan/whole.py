@@ -38,21 +38,14 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WholePlan:
-    """A simulated schedule.
-
-    Args:
-        options: the chosen options of the schedule.
-        makespan: first start to last end, steps included, in the unit of the costs.
-        num_evaluated: candidates simulated to find it.
-        keeps_last: whether the last stage's layers are not recomputed.
-    """
+    """A simulated schedule."""
 
     schedule: Schedule
     costs: CostTable
-    options: Options
-    makespan: float
-    num_evaluated: int = 1
-    keeps_last: bool = False
+    options: Options  # the chosen options of the schedule
+    makespan: float  # first start to last end, steps included, in the unit of the costs
+    num_evaluated: int = 1  # candidates simulated to find it
+    keeps_last: bool = False  # whether the last stage's layers are not recomputed
 
 
 def best_plans(

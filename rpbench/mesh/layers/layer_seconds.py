@@ -70,22 +70,17 @@ LAYER_KERNELS = {"unfused": 22, "flash1": 16, "flash2": 14, "flash3": 14}
 
 
 class Seconds(NamedTuple):
-    """Seconds of a layer (or of the head), one microbatch.
+    """Seconds of a layer (or of the head), one microbatch."""
 
-    Args:
-        forward, input_grad, weight_grad: kernels.
-        recompute: kernels run again before the backward, collectives included.
-        forward_exposed, backward_exposed: collectives that nothing hides.
-        host: of the interpreter, one way. It runs beside the device, so the longer of both counts.
-    """
-
+    # forward, input_grad, weight_grad: kernels
     forward: float
     input_grad: float
     weight_grad: float
-    recompute: float = 0.0
+    recompute: float = 0.0  # kernels run again before the backward, collectives included
+    # forward_exposed, backward_exposed: collectives that nothing hides
     forward_exposed: float = 0.0
     backward_exposed: float = 0.0
-    host: float = 0.0
+    host: float = 0.0  # of the interpreter, one way. It runs beside the device, so the longer of both counts.
 
     @property
     def forward_all(self) -> float:
@@ -110,37 +105,26 @@ class Seconds(NamedTuple):
 
 
 class Adapters(NamedTuple):
-    """Low-rank matrices beside linear maps whose weights are frozen (LoRA, arXiv 2106.09685).
+    """Low-rank matrices beside linear maps whose weights are frozen (LoRA, arXiv 2106.09685)."""
 
-    Args:
-        rank: inner width.
-        mlp: whether the maps of the MLP have them too, or attention's alone.
-    """
-
-    rank: int
-    mlp: bool = True
+    rank: int  # inner width
+    mlp: bool = True  # whether the maps of the MLP have them too, or attention's alone
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The sizes, software and machine that the seconds of a layer depend on.
-
-    Args:
-        sequences: of a mean microbatch on one device of the data group, so they need not be whole.
-        numbers: figures of the machine and constants of the software, for kernels that are not tiled.
-        adapters: they learn while the weights stay (LoRA); None: all weights learn.
-    """
+    """The sizes, software and machine that the seconds of a layer depend on."""
 
     architecture: Architecture
     machine: Machine
     mesh: Mesh
     software: Software
     seq_len: int
-    sequences: float = 1
+    sequences: float = 1  # of a mean microbatch on one device of the data group, so they need not be whole
     precision: Precision = "bf16"
     recompute: Recompute = "none"
-    numbers: Basis | None = None
-    adapters: Adapters | None = None
+    numbers: Basis | None = None  # figures of the machine and constants of the software, for kernels that are not tiled
+    adapters: Adapters | None = None  # they learn while the weights stay (LoRA); None: all weights learn
 
     @property
     def microbatch_tokens(self) -> int:

@@ -34,37 +34,27 @@ class Inner(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of a search.
+    """The choices of a search."""
 
-    Args:
-        max_tensor, max_context: largest groups.
-        sequences: of a microbatch.
-        recomputes, schedules, shared: see `Job` and `Sharing`.
-        max_chunks: most chunks on a device.
-        alone: whether plans that are one pipeline, or replicas of all layers, and nothing else take part.
-    """
-
+    # max_tensor, max_context: largest groups
     max_tensor: int = 8
     max_context: int = 1
-    sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # of a microbatch
+    # recomputes, schedules, shared: see `Job` and `Sharing`
     recomputes: tuple[Recompute, ...] = ("none", "full")
     schedules: tuple[str, ...] = SCHEDULES
     shared: tuple[Sharded, ...] = SHARDED
-    max_chunks: int = 8
-    alone: bool = True
+    max_chunks: int = 8  # on a device
+    alone: bool = True  # whether plans that are one pipeline, or replicas of all layers, and nothing else take part
 
 
 @dataclass(frozen=True)
 class Plans:
-    """Columns, one entry for each plan.
-
-    Args:
-        inner, schedule, shared: indices into `inners`, `schedules` and `SHARDED`.
-        last: layers of the last stage, which has the head, with the other stages cut evenly; `EVEN`: all are.
-    """
+    """Columns, one entry for each plan."""
 
     inners: tuple[Inner, ...]
     schedules: tuple[str, ...]
+    # inner, schedule, shared: indices into `inners`, `schedules` and `SHARDED`
     inner: Ints
     pipeline: Ints
     data: Ints
@@ -72,7 +62,7 @@ class Plans:
     microbatches: Ints
     schedule: Ints
     shared: Ints
-    last: Ints
+    last: Ints  # layers of the last stage, which has the head, with the other stages cut evenly; `EVEN`: all are
 
     @property
     def count(self) -> int:

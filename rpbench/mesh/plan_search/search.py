@@ -79,11 +79,7 @@ class NothingFits(ValueError):
 
 
 class Candidates:
-    """The plans of a question, timed by closed forms; each is simulated at most once.
-
-    Raises:
-        ValueError: if no plan divides.
-    """
+    """The plans of a question, timed by closed forms and simulated at most once; ValueError if no plan divides."""
 
     def __init__(self, question: Question, space: Space) -> None:
         self._question = question

@@ -36,19 +36,13 @@ CUTS = ("tensor", "pipeline", "context")
 
 @dataclass(frozen=True)
 class Change:
-    """A change that makes a run fit.
+    """A change that makes a run fit."""
 
-    Args:
-        lacks_bytes: bytes that a device lacks without the change.
-        job: the changed run; None if no change tried fits.
-        settings: changed settings by name: fields of `Job` and `Mesh`, and `shard`.
-        num_devices: devices of the changed run if they are more; `settings` are then all of its settings.
-    """
-
-    lacks_bytes: float
-    job: Job | None = None
+    lacks_bytes: float  # bytes that a device lacks without the change
+    job: Job | None = None  # the changed run; None if no change tried fits
+    # changed settings by name: fields of `Job` and `Mesh`, and `shard`
     settings: Settings = field(default_factory=dict)
-    num_devices: int = 0
+    num_devices: int = 0  # devices of the changed run if they are more; `settings` are then all of its settings
 
     def __str__(self) -> str:
         lacks = f"lacks {_giga(self.lacks_bytes)} a device"

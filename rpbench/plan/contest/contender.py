@@ -25,14 +25,10 @@ OPTION = "schedule."
 
 @dataclass(frozen=True)
 class Contender:
-    """A schedule with the options that define the method.
-
-    Args:
-        fixed: options that a search does not change, such as those of a late update.
-    """
+    """A schedule with the options that define the method."""
 
     entry: Entry = field(hash=False)
-    fixed: tuple[tuple[str, Any], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()  # options that a search does not change, such as those of a late update
 
     @property
     def name(self) -> str:
@@ -65,18 +61,13 @@ def why_not_charged(found: Contender) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value for every dimension of a space.
-
-    Args:
-        chunks_per_device: None if the numbers of stages are found with the cut.
-        options: the schedule's options, fixed ones included.
-    """
+    """One value for every dimension of a space."""
 
     microbatch_sequences: float
-    chunks_per_device: int | None
+    chunks_per_device: int | None  # None if the numbers of stages are found with the cut
     recompute: Recompute
     prefetch: int
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()  # the schedule's options, fixed ones included
 
     def value(self, dimension: str) -> Any:
         name = dimension.removeprefix(OPTION)

@@ -15,18 +15,13 @@ MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts a
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on a device's time in a step, or on its bytes.
+    """A limit on a device's time in a step, or on its bytes."""
 
-    Args:
-        of_layers, of_kept: use per layer of each stage, and per layer that is not recomputed, (stages,).
-        fixed: use that does not depend on the cut.
-        room: limit in bytes; None: the limit is the length of the step.
-    """
-
+    # of_layers, of_kept: use per layer of each stage, and per layer that is not recomputed, (stages,)
     of_layers: Floats
     of_kept: Floats
-    fixed: float
-    room: float | None = None
+    fixed: float  # use that does not depend on the cut
+    room: float | None = None  # limit in bytes; None: the limit is the length of the step
     device: int = 0
 
 

@@ -31,17 +31,12 @@ NOT_STRAIGHT = 1e-9  # largest distance from a straight line
 
 
 class Crossing(NamedTuple):
-    """One kind of transfer: an object of forward or backward stages on a link.
-
-    Args:
-        lane: the link.
-        stands_in: the device's lane that has the action; a tensor between devices is sent in one lane and received in
-            another at the same time.
-    """
+    """One kind of transfer: an object of forward or backward stages on a link."""
 
     object: str
-    lane: str
+    lane: str  # the link
     backward: bool
+    # the device's lane that has the action; a tensor between devices is sent in one lane and received in another
     stands_in: str
 
 
@@ -76,11 +71,7 @@ class LinkLoads:
         return [found for times in range(1, most + 1) if (found := known[times]) is not None]
 
     def least_seconds(self, setting: Setting, num_microbatches: int) -> float:
-        """Least seconds of a step, from the link that is occupied longest.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """Least seconds of a step, from the busiest link; ValueError if the schedule does not take the setting."""
         known, found = self.short(setting), None
         if len(known) == 3:
             at = [(each.schedule.shape.num_microbatches, self._of(each)) for each in known]
@@ -128,7 +119,7 @@ def extended(known: list[tuple[int, Crossings]], num_microbatches: int) -> Cross
 
 
 def least_seconds(found: Crossings, sizes: ModelBytes, terms: Terms) -> float:
-    """Least seconds of the link that is occupied longest."""
+    """Least seconds of the busiest link."""
     cluster, num, own = terms.cluster, terms.num_devices, defaultdict[str, float](float)
     moved = defaultdict[str, float](float)  # bytes by lane
     for key, shares in found.items():

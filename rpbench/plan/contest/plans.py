@@ -16,20 +16,11 @@ PROVEN = 1e-3
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a contender's search.
+    """The budget of a contender's search; ValueError if `work` or `climb_work` is below 1."""
 
-    Args:
-        work: timelines with all transfers; making a frame counts as `FRAME` of them.
-        climb_work: actions timed in one sketch.
-        restarts: random restarts per round, beyond `work` (`rpbench.plan.contest.restarts`).
-
-    Raises:
-        ValueError: if `work` or `climb_work` is below 1.
-    """
-
-    work: int = 320
-    climb_work: int = 6_000_000
-    restarts: int = 0
+    work: int = 320  # timelines with all transfers; making a frame counts as `FRAME` of them
+    climb_work: int = 6_000_000  # actions timed in one sketch
+    restarts: int = 0  # random restarts per round, beyond `work` (`rpbench.plan.contest.restarts`)
 
     def __post_init__(self) -> None:
         if self.work < 1 or self.climb_work < 1:
@@ -38,19 +29,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Pace and memory of a cut, simulated.
-
-    Args:
-        keeps: stages that do not recompute.
-        peak_bytes: bytes on the fullest device.
-        misfit: largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 where the plan fits.
-    """
+    """Pace and memory of a cut, simulated."""
 
     tokens_per_s: float
     step_time_s: float
-    keeps: tuple[int, ...]
-    peak_bytes: int
+    keeps: tuple[int, ...]  # stages that do not recompute
+    peak_bytes: int  # bytes on the fullest device
     host_bytes: int
+    # largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 where the plan fits
     misfit: float
 
     @property
@@ -96,35 +82,26 @@ NONE = Restarted()
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best plan of a contender.
-
-    Args:
-        outcome: over `num_steps` steps in a row; if no plan fits, that of the plan that lacks least memory.
-        tried: every setting tried, the plan's own included, timed over few steps.
-        restarted: a plan that fits and is hard to beat has a gain near 0.
-        work: budget spent.
-        num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone.
-        is_whole: whether the search was completed; False if the time limit ended it.
-        bound: tokens per second that no plan of the contender exceeds (`Bounds.best_pace`); infinite if no plan fits.
-        least_bytes, least_host_bytes: lower bounds on the bytes of the fullest device and of the host in every plan;
-            0 if a plan fits.
-    """
+    """The best plan of a contender."""
 
     contender: Contender
     setting: Setting
     partition: Partition
-    outcome: Outcome
-    tried: tuple[Tried, ...] = field(repr=False)
+    outcome: Outcome  # over `num_steps` steps in a row; if no plan fits, that of the plan that lacks least memory
+    tried: tuple[Tried, ...] = field(repr=False)  # every setting tried, the plan's own included, timed over few steps
     budget: Budget
-    work: int
+    work: int  # budget spent
+    # num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone
     num_timed: int
     num_sketched: int
     num_steps: int
-    is_whole: bool = True
+    is_whole: bool = True  # whether the search was completed; False if the time limit ended it
+    # tokens per second that no plan of the contender exceeds (`Bounds.best_pace`); infinite if no plan fits
     bound: float = inf
+    # lower bounds on the bytes of the fullest device and of the host in every plan; 0 if a plan fits
     least_bytes: int = 0
     least_host_bytes: int = 0
-    restarted: Restarted = NONE
+    restarted: Restarted = NONE  # a plan that fits and is hard to beat has a gain near 0
 
     @property
     def gap(self) -> float:

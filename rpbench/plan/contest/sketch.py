@@ -38,19 +38,12 @@ STEPS, STEPS_POSED = 2, 8
 
 
 class Sketch(NamedTuple):
-    """The sketch of a setting, by its computation alone.
+    """The sketch of a setting, by its computation alone."""
 
-    Args:
-        cuts: best first.
-        tokens_per_s: pace by computation alone; 0 if nothing fits.
-        is_level: whether all cuts take equally long.
-        moves: whether the order itself moves activations, which a sketch does not count.
-    """
-
-    cuts: tuple[Partition, ...]
-    tokens_per_s: float
-    is_level: bool = False
-    moves: bool = False
+    cuts: tuple[Partition, ...]  # best first
+    tokens_per_s: float  # pace by computation alone; 0 if nothing fits
+    is_level: bool = False  # whether all cuts take equally long
+    moves: bool = False  # whether the order itself moves activations, which a sketch does not count
 
 
 class Sketcher:

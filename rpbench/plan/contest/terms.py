@@ -36,40 +36,27 @@ class Limits:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that all contenders share.
-
-    Args:
-        timed: layer times of a microbatch, by its number of sequences.
-        optimizer: bytes that an optimizer step moves through memory.
-        sequences_per_step: sequences of one optimizer step, for every microbatch size.
-        microbatches: microbatch sizes to choose from, in sequences; they divide the step. The mean size if a batch is
-            cut unevenly.
-        num_steps: steps in a row whose pace counts.
-        fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
-        source: origin of the times.
-        sized: bytes of the layers, by sequences of a microbatch; None: `model_bytes`.
-        problem: a given ("posed") problem with its own times, sizes and charges; the pace is then that of the whole
-            run. None: every setting makes its own.
-        starts: cuts that are always timed.
-
-    Raises:
-        ValueError: for a number below its least value, or a microbatch size that does not divide the step.
-    """
+    """The terms that all contenders share; ValueError for too small numbers, or sizes that do not divide the step."""
 
     model: Architecture
     cluster: Machine
-    timed: Timed
-    optimizer: OptimizerTraffic
+    timed: Timed  # layer times of a microbatch, by its number of sequences
+    optimizer: OptimizerTraffic  # bytes that an optimizer step moves through memory
     num_devices: int
-    sequences_per_step: int
+    sequences_per_step: int  # sequences of one optimizer step, for every microbatch size
+    # microbatch sizes to choose from, in sequences; they divide the step. The mean size if a batch is cut unevenly.
     microbatches: tuple[float, ...]
-    num_steps: int = 4
+    num_steps: int = 4  # steps in a row whose pace counts
     limits: Limits = Limits()
+    # whether a fused stage may begin before its input is there, as the artifact's simulator has it
     fused_ahead: bool = False
-    source: Source = "analytic"
+    source: Source = "analytic"  # origin of the times
+    # bytes of the layers, by sequences of a microbatch; None: `model_bytes`
     sized: Callable[[float], ModelBytes] | None = None
+    # a given ("posed") problem with its own times, sizes and charges, whose pace is that of the whole run; None: every
+    # setting makes its own
     problem: Problem | None = None
-    starts: tuple[Partition, ...] = ()
+    starts: tuple[Partition, ...] = ()  # cuts that are always timed
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
