@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 METHODS = ("published", "even", "greedy", "pipedream", "mobius", "search")
 
-# Actions a search may time by default: seconds on one core for the models of the RoundPipe paper.
-BUDGET = 500_000_000
+BUDGET = 500_000_000  # actions a search may time by default: seconds on one core for the models of the RoundPipe paper
 
 
 class Choice(NamedTuple):

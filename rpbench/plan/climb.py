@@ -6,37 +6,25 @@ from functools import cached_property
 from heapq import heappop, heappush, nsmallest
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.plan.counts import Counts, single_moves
+from rpbench.plan.counts import Counts, Floats, Ints, single_moves
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-# Moves of one plan tried at a time: few, so that the climb soon turns to a better plan.
-CHUNK = 256
-# Most plans changed in one round. A round ends once it has enough new plans to time side by side.
-GROUP = 16
-# Plans worse than the best by more than this fraction are dropped.
-SLACK = 0.03
-# A climb stops after this many moves without a better plan.
-PATIENCE = 50_000
-# Improvements below this share are rounding.
-TOLERANCE = 1e-9
-# Score of a plan that does not fit, times bytes needed over the limit: worse than every plan that fits.
-MISFIT = 1e100
-# Handling a plan takes as long as timing this many actions.
-HANDLING = 400
-# Building a graph takes as long as timing it this many times.
-BUILDING = 1500
+CHUNK = 256  # moves of one plan tried at a time: few, so that the climb soon turns to a better plan
+GROUP = 16  # most plans changed in one round. A round ends once it has enough new plans to time side by side.
+SLACK = 0.03  # plans worse than the best by more than this fraction are dropped
+PATIENCE = 50_000  # a climb stops after this many moves without a better plan
+TOLERANCE = 1e-9  # improvements below this share are rounding
+MISFIT = 1e100  # score of a plan that does not fit, times bytes needed over the limit: worse than every plan that fits
+HANDLING = 400  # handling a plan takes as long as timing this many actions
+BUILDING = 1500  # building a graph takes as long as timing it this many times
 
 
 @dataclass

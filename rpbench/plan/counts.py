@@ -12,6 +12,8 @@ from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.even_and_greedy import fill_stages, head_total, layer_totals
 from rpbench.plan.problem import Problem
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Counts = tuple[int, int]  # forward stages, backward stages
 
 
@@ -86,7 +88,7 @@ def _fused_sizes(times: LayerTimes, num_backward: int) -> Iterator[int]:
 
 
 @cache
-def single_moves(num_stages: int, *, near_first: bool = False) -> npt.NDArray[np.int64]:
+def single_moves(num_stages: int, *, near_first: bool = False) -> Ints:
     """All moves of one layer from a stage to another, as changes of the counts, (moves, stages)."""
     givers, takers = np.nonzero(~np.eye(num_stages, dtype=bool))
     if near_first:

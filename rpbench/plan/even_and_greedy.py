@@ -63,16 +63,12 @@ def num_bound_stages(problem: Problem, method: str) -> int:
     return ranks * chunks
 
 
-# Budgets range from the longest layer to this multiple of it.
-UPPER_THRESHOLD = 1.1
-# Fraction of a device's memory for the stage that runs and the stage that is prefetched, half each.
-MEMORY_SHARE = 0.6
+UPPER_THRESHOLD = 1.1  # budgets range from the longest layer to this multiple of it
+MEMORY_SHARE = 0.6  # fraction of a device's memory for the stage that runs and the stage that is prefetched, half each
 # The planner's limit on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
 LIMIT_24GB_CARD_BYTES = 14_400_000_000
-# The embedding is a layer of its own and takes a time just above zero.
-EMBEDDING_SHARE = 1e-6
-# Relative difference of equal budgets, which are sums of the same layers in another order.
-TOLERANCE = 1e-12
+EMBEDDING_SHARE = 1e-6  # the embedding is a layer of its own and takes a time just above zero
+TOLERANCE = 1e-12  # relative difference of equal budgets, which are sums of the same layers in another order
 
 
 def plan_greedy(problem: Problem) -> Partition:

@@ -19,8 +19,7 @@ import numpy as np
 
 from rpbench.cost.layer_graph import LayerGraph
 
-# A level has two tables of cuts x cuts x machines; more cuts would need too much memory and minutes.
-MOST_CUTS = 1000
+MOST_CUTS = 1000  # a level has two tables of cuts x cuts x machines; more cuts would need too much memory and minutes
 
 PICOSECONDS_PER_MS = 1e9
 

@@ -170,8 +170,7 @@ class Rotation:
             needed = np.maximum(needed, before + stage.weights * self.prefetches + fixed)
         if number >= num_stages - self.num_ranks:
             needed = np.maximum(needed, stage.weights * (1 + self.prefetches) + fixed + logits)
-        fits: npt.NDArray[np.bool_] = needed <= self.limit_bytes
-        return fits
+        return needed <= self.limit_bytes
 
     def step_times(self, counts: Ints) -> Floats:
         """The modelled step of each cut, (cuts,), from its layers per stage, (cuts, stages); infinite for a misfit."""

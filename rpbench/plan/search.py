@@ -25,8 +25,7 @@ from rpbench.workload.architecture import Architecture
 CUTS, CUTS_OF_ORDER = 6, 2
 # How often a sketch may spend its work: before its climb, in it, and in the climb with another order.
 TIMES, TIMES_OF_PAIRS = 4, 1.5
-# With transfers, half of the budget is for cuts timed in full.
-MOVING = 2
+MOVING = 2  # with transfers, half of the budget is for cuts timed in full
 
 
 def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:

@@ -123,11 +123,8 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
 class _Forms:
     """Seconds and bytes of all plans, each a column; p ranks, v chunks, m microbatches, n replicas.
 
-    Attributes:
-        each: the mean layer of every plan, by the names of `layer_table`.
-        ends: parameters of embedding and head on an end of the pipeline; a tied matrix counts once.
-        dense, experts: of the fullest rank, before replicas share them.
-        owned: of both, the part that a device updates.
+    Parameters are those of the fullest rank: `ends` of its embedding and head, `dense` with them, `owned` those that a
+    device updates. `each` is the mean layer of every plan, by the names of `layer_table`.
     """
 
     def __init__(self, question: Question, plans: Plans, table: dict[str, Floats]) -> None:

@@ -61,12 +61,7 @@ class Found:
 
 
 class NothingFits(ValueError):
-    """No plan of a search fits into memory.
-
-    Attributes:
-        smallest: the plan that needs least, by closed forms.
-        change: the smallest change that makes it fit.
-    """
+    """No plan of a search fits; `change` is the smallest change that makes the plan fit that needs least memory."""
 
     def __init__(self, smallest: Job, space: Space) -> None:
         change = smallest_change(smallest, space)

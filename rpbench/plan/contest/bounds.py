@@ -20,7 +20,6 @@ from itertools import product
 from math import inf, log2
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import least_host_bytes
@@ -35,10 +34,8 @@ from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.layer_limits import Limit, least_limit, least_of_whole_layers
 from rpbench.plan.contest.link_loads import LinkLoads
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import promising_counts
+from rpbench.plan.counts import Floats, promising_counts
 from rpbench.plan.problem import Problem
-
-Floats = npt.NDArray[np.float64]
 
 
 class Bounds:
@@ -380,8 +377,7 @@ class _Orders:
         return found
 
 
-# Methods whose transfers only move activations.
-_LOWERED = ("pipe_offload", "bpipe")
+_LOWERED = ("pipe_offload", "bpipe")  # methods whose transfers only move activations
 
 
 def _fullest(moments: object) -> list[Floats]:

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.charges import with_everything
 from rpbench.cost.footprint.memory import Footprint
@@ -29,15 +28,13 @@ from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import single_moves
+from rpbench.plan.counts import Floats, Ints, single_moves
 from rpbench.plan.evaluate import makespan
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import step_ends, step_time
 from rpbench.sim.shared_links import MovingGraph, simulate_charged
-
-Ints = npt.NDArray[np.int64]
 
 # Work of making a frame, in timelines: if cuts share an order, and if the order follows from the times of a cut.
 FRAME, FRAME_OF_TIMES = 8, 20
@@ -368,11 +365,10 @@ def _rows(partition: Partition) -> tuple[Ints, Ints]:
     return np.array([partition.forward]), np.array([partition.backward])
 
 
-def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.float64]:
+def _lacking(footprint: Footprint, layers: Ints, limit: int) -> Floats:
     """Sum over devices of the squared missing memory, GB^2, (plans,): smaller if less is missing, or evenly."""
     lacks = np.maximum(footprint.peaks(layers, layers) - limit, 0) / 1e9
-    found: npt.NDArray[np.float64] = (lacks**2).sum(axis=1)
-    return found
+    return (lacks**2).sum(axis=1)
 
 
 def _over(needed: int, limit: int | None) -> float:

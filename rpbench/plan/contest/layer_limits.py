@@ -6,9 +6,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.plan.linear import prices
+from rpbench.plan.linear import Floats, prices
 
-Floats = npt.NDArray[np.float64]
 MOST_ROUNDS, SETTLED = 8, 1e-6
 MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts as infeasible
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
@@ -21,11 +20,10 @@ from rpbench.ir.schedule import Schedule
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import plain_partitions, promising_counts
+from rpbench.plan.counts import Floats, plain_partitions, promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.counts import BYTES_PER_VALUE
 
-Floats = npt.NDArray[np.float64]
 BY_STAGE = ("boundary", "sum")  # objects whose size does not depend on the layers of their stage
 NOT_STRAIGHT = 1e-9  # largest distance from a straight line
 

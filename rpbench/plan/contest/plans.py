@@ -8,10 +8,8 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender, Setting
 
-# Least relative gain in pace that counts as an improvement.
-TOLERANCE = 1e-4
-# A plan whose bound is at most this much higher is searched no further.
-PROVEN = 1e-3
+TOLERANCE = 1e-4  # least relative gain in pace that counts as an improvement
+PROVEN = 1e-3  # a plan whose bound is at most this much higher is searched no further
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,10 @@ def _moved(layers: tuple[int, ...], least: int, far: bool) -> Iterator[tuple[int
                 yield tuple(moved)
 
 
-# Most rounds, and the relative gain of a round below which they end.
-ROUNDS, SETTLED = 2, 0.005
+ROUNDS, SETTLED = 2, 0.005  # most rounds, and the relative gain of a round below which they end
 # Most work of a search with its restarts, over its budget; one restart gets at most 1 / CLIMBS of the budget.
 MORE, CLIMBS = 1.6, 10
-# Least and most layers moved at random.
-FEWEST, MOST = 2, 5
+FEWEST, MOST = 2, 5  # least and most layers moved at random
 
 
 class Beatable(Protocol):

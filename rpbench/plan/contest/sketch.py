@@ -20,8 +20,7 @@ from rpbench.plan.problem import Problem
 
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
-# Cuts of a setting worth timing.
-CUTS = 2
+CUTS = 2  # cuts of a setting worth timing
 # If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
 # transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000

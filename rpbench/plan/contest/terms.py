@@ -15,10 +15,8 @@ from rpbench.workload.architecture import Architecture
 Source = Literal["published", "analytic"]
 Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> its times through each layer
 
-# Most sequences by which uneven microbatches may differ from the step's total.
-ROUNDING = 1e-2
-# Most microbatches of a step per device: enough to choose small ones, which need less memory.
-MOST_ON_A_DEVICE = 32
+ROUNDING = 1e-2  # most sequences by which uneven microbatches may differ from the step's total
+MOST_ON_A_DEVICE = 32  # most microbatches of a step per device: enough to choose small ones, which need less memory
 
 
 @dataclass(frozen=True)
