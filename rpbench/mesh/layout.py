@@ -19,11 +19,9 @@ SHARDED: tuple[Sharded, ...] = get_args(Sharded)
 class Sharing:
     """The states that replicas share."""
 
-    # none (plain data parallel), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP)
-    what: Sharded = "optimizer"
+    what: Sharded = "optimizer"  # none (replicas), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP)
     group: int = 0  # devices that share; 0 for all of data x context, fewer for hybrid sharding
-    # whether gathered parameters are dropped between forward and backward (FULL_SHARD) or not (SHARD_GRAD_OP)
-    reshard: bool = True
+    reshard: bool = True  # drop gathered parameters between forward and backward (FULL_SHARD), or not (SHARD_GRAD_OP)
 
     def __post_init__(self) -> None:
         if self.what not in SHARDED:

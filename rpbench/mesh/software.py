@@ -78,8 +78,7 @@ class Software:
     # gradients_beside, parameters_beside: whether data parallelism's collectives run beside computation
     gradients_beside: bool = True
     parameters_beside: bool = True
-    # tensor sizes that data parallelism sends in a step: 2, or 3 if gradients are all-reduced, parameters then gathered
-    reduce_volumes: int = 2
+    reduce_volumes: int = 2  # tensor sizes sent in a step; 3 if gradients are all-reduced and parameters then gathered
     zigzag: bool = True  # whether context parallelism balances causal attention
     deduplicates: bool = False  # whether a token is sent once to a node, however many of its experts live there
     pad_vocab: int = 128  # rows of the vocabulary on each tensor shard are a multiple of this

@@ -48,18 +48,14 @@ class Problem:
     fused_ahead: bool = False
     published: Partition | None = None  # the partition published for this schedule and model, if any
     memory: DeviceMemory | None = None  # of a device, and the model's sizes; None for no limit
-    # the last stage's layers are not recomputed; for orders that go back at once (`turns_at_once`)
-    keeps_last: bool = False
+    keeps_last: bool = False  # the last stage is not recomputed; for orders that go back at once (`turns_at_once`)
     fitting: bool = False  # as few stages recompute as the memory allows, which depends on the cut
     keeps: tuple[int, ...] = ()  # other backward stages whose layers are not recomputed; known only for a given cut
-    # of one layer, for schedules that order by the activations that stages hold
-    activations: LayerActivations = UNKNOWN
-    # adds steps and transfers to an order; None: steps, if several follow each other
-    finish: Callable[[Schedule], Schedule] | None = None
+    activations: LayerActivations = UNKNOWN  # of one layer, for schedules that order by the activations of stages
+    finish: Callable[[Schedule], Schedule] | None = None  # adds steps and transfers; None: steps, if there are several
     traffic: Traffic | None = None  # times of transfers; None: transfers take no time
     each: tuple[LayerTimes, ...] = ()  # times of every microbatch of a step if they differ; `times` are then their mean
-    # for each of these microbatches, its tokens over those of the largest, whose `activations` are given
-    sizes: tuple[float, ...] = ()
+    sizes: tuple[float, ...] = ()  # tokens of each of these over those of the largest, whose `activations` are given
 
     def __post_init__(self) -> None:
         each = {

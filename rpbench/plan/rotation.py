@@ -77,8 +77,7 @@ class Links:
     host: float  # of the host's memory alone
     hop: float  # time of a boundary tensor from one device to the next
     boundary: tuple[float, ...]  # time of loading a boundary tensor at each place
-    # least time of the tensors of one microbatch, forward and backward, at each place
-    flow: tuple[tuple[float, float], ...]
+    flow: tuple[tuple[float, float], ...]  # least time of one microbatch's tensors, forward and backward, at each place
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ class Rotation:
     optimizer: float = 0.0  # time of the host's optimizer for a byte of optimizer state
     prefetches: bool = True  # whether the next stage's weights are loaded while a stage runs
     limit_bytes: int | None = None  # memory of a device; None for no limit
-    # whether another step follows: a device's last visit then prefetches the first stage of that step
-    repeats: bool = False
+    repeats: bool = False  # another step follows, whose first stage is prefetched in a device's last visit
 
     @property
     def num_layers(self) -> int:

@@ -34,8 +34,7 @@ class Crossing(NamedTuple):
     object: str
     lane: str  # the link
     backward: bool
-    # the device's lane that has the action; a tensor between devices is sent in one lane and received in another
-    stands_in: str
+    stands_in: str  # the device's lane that has the action; a tensor between devices has a lane at both ends
 
 
 Crossings = Mapping[Crossing, Floats]  # how often each stage crosses in a step, all devices together, (stages,)

@@ -34,8 +34,7 @@ class Outcome:
     keeps: tuple[int, ...]  # stages that do not recompute
     peak_bytes: int  # bytes on the fullest device
     host_bytes: int
-    # largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 where the plan fits
-    misfit: float
+    misfit: float  # largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 if the plan fits
 
     @property
     def fits(self) -> bool:
@@ -94,8 +93,7 @@ class Tuned:
     num_sketched: int
     num_steps: int
     is_whole: bool = True  # whether the search was completed; False if the time limit ended it
-    # tokens per second that no plan of the contender exceeds (`Bounds.best_pace`); infinite if no plan fits
-    bound: float = inf
+    bound: float = inf  # tokens per second that no plan exceeds (`Bounds.best_pace`); infinite if no plan fits
     # lower bounds on the bytes of the fullest device and of the host in every plan; 0 if a plan fits
     least_bytes: int = 0
     least_host_bytes: int = 0

@@ -42,15 +42,12 @@ class Terms:
     optimizer: OptimizerTraffic  # bytes that an optimizer step moves through memory
     num_devices: int
     sequences_per_step: int  # sequences of one optimizer step, for every microbatch size
-    # microbatch sizes to choose from, in sequences; they divide the step. The mean size if a batch is cut unevenly.
-    microbatches: tuple[float, ...]
+    microbatches: tuple[float, ...]  # sizes to choose from, in sequences, that divide the step; means if cut unevenly
     num_steps: int = 4  # steps in a row whose pace counts
     limits: Limits = Limits()
-    # whether a fused stage may begin before its input is there, as the artifact's simulator has it
-    fused_ahead: bool = False
+    fused_ahead: bool = False  # a fused stage may begin before its input is there, as in the artifact's simulator
     source: Source = "analytic"  # origin of the times
-    # bytes of the layers, by sequences of a microbatch; None: `model_bytes`
-    sized: Callable[[float], ModelBytes] | None = None
+    sized: Callable[[float], ModelBytes] | None = None  # bytes of a microbatch, like `timed`; None: `model_bytes`
     # a given ("posed") problem with its own times, sizes and charges, whose pace is that of the whole run; None: every
     # setting makes its own
     problem: Problem | None = None
