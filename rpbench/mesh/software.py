@@ -127,11 +127,7 @@ def software(name: str) -> Software:
 
 
 def software_of(values: Mapping[str, Any]) -> Software:
-    """The framework of a file's keys; its fitted constants hold unless the keys say otherwise.
-
-    Raises:
-        ValueError: for an unknown field, or a value that is not allowed.
-    """
+    """The framework of a file's keys, which win over fitted constants; ValueError for wrong fields or values."""
     _check_traits(values)
     name = str(values["name"])
     own = read(CONF / "software" / f"{name}.yaml").get("constants", {}) if name in names("software") else {}

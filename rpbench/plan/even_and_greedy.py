@@ -45,10 +45,7 @@ def plan_even(problem: Problem) -> Partition:
 
 
 def num_bound_stages(problem: Problem, method: str) -> int:
-    """Stages of a schedule that binds them to devices: the number asked for, or at most one a layer.
-
-    ValueError, with the name of the method, if there are fewer layers than stages.
-    """
+    """The number of bound stages asked for, or at most one a layer; ValueError naming the method for too few layers."""
     layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
     if problem.options.get("replicas") and layers >= problem.num_bound_stages:
         return problem.num_bound_stages

@@ -98,11 +98,7 @@ class Problem:
         return len(self.options.get("replicas") or range(self.num_ranks)) * self.default_chunks
 
     def schedule(self, num_forward: int, num_backward: int, costs: StageCosts | None = None) -> Schedule:
-        """The schedule for these numbers of stages; an order that follows from times sees equal stages without costs.
-
-        Raises:
-            ValueError: if the schedule cannot be built for them.
-        """
+        """The schedule for these numbers of stages, which are equal without costs; ValueError if it cannot be built."""
         replicas, fused = self.options.get("replicas"), self.entry.separate_cuts
         num_microbatches, num_steps = self.entry.steps(self.num_microbatches, self.num_steps, replicas)
         shape = Shape(self.num_ranks, num_forward, num_microbatches, num_backward, num_steps=num_steps, fused=fused)

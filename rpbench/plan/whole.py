@@ -133,10 +133,7 @@ def _starts(problem: Problem) -> Iterator[Partition]:
 
 
 def _neighbours(partition: Partition, opens_top: bool) -> Iterator[Partition]:
-    """The partitions one move away; stages that are cut apart are also merged and split.
-
-    With `opens_top`, layers may enter and leave a fused stage.
-    """
+    """The partitions one move away; stages cut apart also merge and split, a fused one changes with `opens_top`."""
     if not partition.fused:
         yield from map(symmetric, _shifted(partition.forward))
         return

@@ -68,10 +68,9 @@ def terms_of(
 
 
 def published_source(model: Architecture, basis: Basis) -> Timed:
-    """Published times, with halves of backward in the ratio of FLOPs; other sizes scale like counted times (derived).
+    """Published times, with halves of backward in the ratio of FLOPs; ValueError for a model without any.
 
-    Raises:
-        ValueError: for a model without published times.
+    Times of other sizes scale like counted times (derived).
     """
     name = model.published_name or ""
     measured, tokens = published_times(name), published_tokens_per_microbatch(name)

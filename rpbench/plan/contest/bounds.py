@@ -39,11 +39,7 @@ from rpbench.plan.problem import Problem
 
 
 class Bounds:
-    """Bounds on the plans of a contender, each made once.
-
-    Args:
-        with_links: count transfers too; that takes three short orders for every number of stages and option.
-    """
+    """Bounds on the plans of a contender, each made once; `with_links` counts transfers too, from short orders."""
 
     def __init__(self, contender: Contender, terms: Terms, space: Space, *, with_links: bool = True) -> None:
         self.contender, self.terms, self.space, self._with_links = contender, terms, space, with_links

@@ -55,10 +55,7 @@ def _shuffled(cut: Partition, far: bool) -> list[Partition]:
 
 
 def shifted(cut: Partition, *, far: bool = False) -> Iterator[Partition]:
-    """The cuts with one layer moved to a neighbouring stage, or with `far`, to any other stage.
-
-    If directions are cut apart, it moves in one direction only.
-    """
+    """The cuts with one layer in a neighbouring stage, or with `far`, in any other; in one direction if cut apart."""
     if not cut.fused:
         yield from (symmetric(moved) for moved in _moved(cut.forward, 0, far))
         return

@@ -149,10 +149,7 @@ class Search(Trials):
         return begun
 
     def _fitting(self, setting: Setting) -> Setting:
-        """The setting, or if it does not fit, one near it that fits or lacks least memory.
-
-        Single changes are tried until none lacks less.
-        """
+        """The setting, or one near it that fits or lacks least memory: single changes until none lacks less."""
         best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
             improved, heavier = False, set[str]()  # options with a value that lacks much more

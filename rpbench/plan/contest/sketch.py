@@ -255,10 +255,7 @@ class Sketcher:
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
-        """The best plain cut under its own order, if one fits.
-
-        Under the order of another cut it may seem slow or too large.
-        """
+        """The best plain cut under its own order, if one fits; another cut's order may make it seem slow or large."""
         most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
         for cut in plain_partitions(problem, counts)[::-1][:most]:  # cuts that leave room for the head first
             if self._time_is_over():
