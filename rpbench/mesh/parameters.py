@@ -73,12 +73,7 @@ def held_by_stage(job: Job, stage: int) -> Held:
 
 
 def held_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, last: bool) -> Held:
-    """The parameters of a device for some layers.
-
-    Args:
-        layers: (kind, how many).
-        first, last: whether the embedding, or the head, is with them.
-    """
+    """The parameters of a device for layers, (kind, how many), with the embedding if `first` and the head if `last`."""
     own, mesh = job.architecture, job.mesh
     dense = experts = largest = 0.0
     for kind, count in layers:

@@ -36,15 +36,11 @@ class Tally:
 
 
 class ClimbOrder:
-    """The order of all partitions with the same numbers of stages, with its graph and footprint.
+    """The order of all partitions with these numbers of stages, its graph and footprint; ValueError if there is none.
 
     Args:
         problem: its times and its memory are not read, so problems that differ only in these share an order.
-        counts: numbers of stages.
         cut: an order that depends on times follows those of this cut; None: equal stages.
-
-    Raises:
-        ValueError: if the schedule cannot be built for these numbers.
     """
 
     def __init__(self, problem: Problem, counts: Counts, cut: Partition | None = None) -> None:
@@ -79,12 +75,8 @@ class Climb:
 
     Args:
         seeds: partitions with the same numbers of stages.
-        tally: counts the work.
-        order: of the problem and these numbers of stages; None: it is made.
+        order: of the problem and these numbers of stages; None: it is made, or ValueError.
         fitting: whether every plan recomputes as few of its stages as its memory allows.
-
-    Raises:
-        ValueError: if the schedule cannot be built for these numbers.
     """
 
     def __init__(

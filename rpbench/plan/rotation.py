@@ -220,13 +220,7 @@ class Rotation:
 
 
 def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int, boundary: int, unit: int) -> Links:
-    """Times of transfers on a cluster.
-
-    Args:
-        devices: in the order in which stages go to them.
-        boundary: bytes of a boundary tensor.
-        unit: units of time in a second.
-    """
+    """Times of transfers, in units of 1 / `unit` seconds, if stages go to the devices in this order."""
     size = len(devices)
     latency = 2 * cluster.transfer_latency_s * unit
 

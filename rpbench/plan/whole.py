@@ -60,9 +60,7 @@ def best_plans(
     """The best plan and those nearly as good, best first.
 
     Args:
-        problem: the model to cut; its own partition does not matter.
         budget: candidates to simulate.
-        most: plans returned at most.
         within: fraction by which a plan may take longer than the best.
         dispatch: how the jobs of a streamed schedule find their devices; see `rpbench.sim.events`.
         choices: options of the schedule to try, such as `[{"round_size": 1}, {"round_size": 8}]`.

@@ -135,11 +135,9 @@ class Space:
         return [setting.changed("microbatch_sequences", size) for size in below]
 
     def lighter(self, setting: Setting, *, smaller: bool, options: bool) -> list[Setting]:
-        """Single changes that may take less memory, the likeliest first.
+        """Single changes that may take less memory, the likeliest first: `options` if they choose what leaves a device.
 
-        Args:
-            smaller: whether smaller microbatches may help.
-            options: whether options help most, since they choose what leaves a device.
+        Smaller microbatches are among them if `smaller`.
         """
         below = self.smaller(setting) if smaller else []
         apart = ("microbatch_sequences", "prefetch")

@@ -42,14 +42,9 @@ MOST_ACTIONS = 3_000_000  # in all frames that a contender keeps, with their gra
 
 
 class Frame:
-    """An order with all its transfers.
+    """An order of `num_steps` steps with all its transfers; ValueError if the schedule does not take the setting.
 
-    Args:
-        partition: a cut with the numbers of stages; the only cut it can time if the order depends on the cut.
-        num_steps: steps in a row.
-
-    Raises:
-        ValueError: if the schedule does not take the setting.
+    If the order depends on the cut, `partition` is the only one that it can time.
     """
 
     def __init__(self, contender: Contender, setting: Setting, terms: Terms, partition: Partition, num_steps: int):
