@@ -33,18 +33,15 @@ def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluat
     """The partition with its simulated makespan and its fit into memory; ValueError as `graph_of`."""
     graph = graph_of(problem, partition)
     found = makespan(simulate_charged(graph, problem.charged(graph.schedule)))
-    return Plan(partition, found, num_evaluated, method, _misfit(problem, graph))
+    infeasible, memory = "", problem.memory
+    if memory is not None:
+        keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
+        classes = classes_of(graph.schedule, memory.sizes, peak_in_flight(graph), keeps)
+        infeasible = why_infeasible(graph.schedule, classes, memory.limit_bytes)
+    return Plan(partition, found, num_evaluated, method, infeasible)
 
 
 def makespan(timeline: Timeline) -> float:
     """The last end, in the unit of the costs, without actions that take no time."""
     start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
     return float(end[end > start].max(initial=0.0))
-
-
-def _misfit(problem: Problem, graph: Graph) -> str:
-    if problem.memory is None:
-        return ""
-    keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
-    classes = classes_of(graph.schedule, problem.memory.sizes, peak_in_flight(graph), keeps)
-    return why_infeasible(graph.schedule, classes, problem.memory.limit_bytes)

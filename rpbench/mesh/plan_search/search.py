@@ -130,7 +130,10 @@ def search(
         best = plans.simulated(nearest(question, plans.spare), num_simulated)
     if not best:
         raise NothingFits(plans.job(int(np.argmax(plans.spare))), space or Space())
-    best = _recut(best) + tuple(plans.best_of_each() if of_each else ())
+    # the first of every order on every mesh gets the best cut that is found
+    firsts = {(each.job.schedule, each.job.mesh): each for each in reversed(best) if each.job.mesh.pipeline > 1}
+    recut = {id(each): _with_its_cut(each) for each in firsts.values()}
+    best = tuple(recut.get(id(each), each) for each in best) + tuple(plans.best_of_each() if of_each else ())
     fitting = max(int((plans.spare >= 0).sum()), len(best))
     return Found(tuple(sorted(best, key=lambda each: each.step_time_s)), plans.plans.count, fitting)
 
@@ -158,13 +161,6 @@ def _in_order(job: Job, name: str) -> Iterator[Prediction]:
         return
     with suppress(ValueError):  # the order, or the cut, does not take the sizes
         yield from _recuts(replace(job, schedule=name, chunks=chunks, cut=()))
-
-
-def _recut(found: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
-    """The predictions; the first of every order on every mesh gets the best cut that is found."""
-    again = {(each.job.schedule, each.job.mesh): each for each in reversed(found) if each.job.mesh.pipeline > 1}
-    best = {id(each): _with_its_cut(each) for each in again.values()}
-    return tuple(best.get(id(each), each) for each in found)
 
 
 def _is_long(job: Job) -> bool:
