@@ -19,6 +19,7 @@ Parallelism and Work Partitioning", ICLR'24.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -82,23 +83,16 @@ def _rank(own: Architecture, each: Linear) -> int:
     return own.lora_rank or 0 if own.adapted(each) and each.part != "router" else 0
 
 
+@dataclass(frozen=True, eq=False)
 class EagerKernels:
-    """The work and the seconds of one layer's kernels, for one microbatch on one device.
+    """The work and the seconds of one layer's kernels, for a microbatch on a device; ValueError for missing numbers."""
 
-    Args:
-        num_tokens: of a mean microbatch, so it need not be whole.
-        shards: devices that divide the layer; results are those of one device.
-        fused: kernels like Megatron's: products summed in fp32, less element-wise traffic, no corrections.
-
-    Raises:
-        ValueError: if the numbers lack a figure of the machine.
-    """
-
-    def __init__(
-        self, own: Architecture, seq_len: int, num_tokens: float, numbers: Basis, *, shards: int, fused: bool
-    ) -> None:
-        self.own, self.seq_len, self.tokens, self.numbers = own, seq_len, num_tokens, numbers
-        self.shards, self.fused = shards, fused
+    own: Architecture
+    seq_len: int
+    tokens: float  # of a mean microbatch, so they need not be whole
+    numbers: Basis
+    shards: int  # devices that divide the layer; results are those of one device
+    fused: bool  # kernels like Megatron's: products summed in fp32, less element-wise traffic, no corrections
 
     def layer(self) -> tuple[float, float, float]:
         """Seconds of a layer: forward, gradient of its input, gradient of its weights."""
