@@ -218,7 +218,7 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     exposed = tensor + ring + sent
     again = _recomputed(setting, forward, attention, tensor, sent)
     host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
-    if setting.adapters:  # so narrow products are bound by memory: values read and written, one way, in 16 bits
+    if setting.adapters:  # products this narrow are bound by memory: values read and written, one way, in 16 bits
         values = float(setting.microbatch_tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
         beside = values * 2.0 / setting.memory_rate
         forward, input_grad, weight_grad = forward + 2.0 * beside, input_grad + 2.0 * beside, beside
