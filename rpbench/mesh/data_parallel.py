@@ -1,4 +1,4 @@
-"""Data parallelism: exposed seconds of a step for every way of sharding states, and their place in an order."""
+"""Data parallelism: the exposed seconds that exchanges add to a step, for every way of sharding states."""
 
 from typing import NamedTuple
 
@@ -12,23 +12,21 @@ from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.parameters import Held, held_layers, learning
 from rpbench.passes.offload import Per
 
-TAIL = 0.06  # of exchanges beside computation: the first or the last bucket has no computation to hide behind
+TAIL = 0.06  # fraction of exchanges beside computation that nothing hides: the first or the last bucket
 
 
 class Reduced(NamedTuple):
-    """Seconds of one step on one device.
-
-    Args:
-        gradients: reducing them.
-        parameters: gathering the new ones.
-    """
+    """Seconds in which a device reduces gradients and gathers new parameters, in one step."""
 
     gradients: float
     parameters: float
 
 
+Exchanges = tuple[Reduced, ...]  # of each stage
+
+
 def reduced(job: Job, own: Held) -> Reduced:
-    """Seconds of reducing gradients and gathering parameters, without FSDP: devices keep their parameters."""
+    """The seconds without FSDP: devices keep their parameters."""
     mesh, software = job.mesh, job.software
     gradients = parameters = 0.0
     of_experts = job.group(mesh.expert_replicas, mesh.expert * mesh.expert_tensor)
@@ -39,17 +37,10 @@ def reduced(job: Job, own: Held) -> Reduced:
     for count, replicas, shards, group in groups:
         if replicas == 1 or not count:
             continue
-        volume = software.gradient_bytes * count
-        if shards == 1:
-            gradients += reduce_s(volume, group)
-            continue
-        whole = shards == replicas
-        near = group if whole else job.replica_group(shards)
-        scatter = scatter_s(volume, near)
-        if software.reduce_volumes == 3 or not whole:
-            scatter = reduce_s(volume, group)
-        gradients += scatter
-        parameters += gather_s(2.0 * count, near)
+        volume, all_share = software.gradient_bytes * count, shards == replicas
+        scatters = all_share and software.reduce_volumes != 3
+        gradients += scatter_s(volume, group) if scatters else reduce_s(volume, group)
+        parameters += gather_s(2.0 * count, group if all_share else job.replica_group(shards))
     return Reduced(gradients, parameters)
 
 
@@ -58,7 +49,8 @@ def beside_computation(job: Job, found: Reduced, forward: float, backward: float
 
     Args:
         forward, backward: seconds of one microbatch, for the layers exchanged.
-        visits: sums of a step, one after every backward or 1; all but the last also run beside the next forward.
+        visits: gradient reductions in a step: one after every backward, or 1. All but the last also run beside the
+            next forward.
     """
     behind = visits * backward + (visits - 1) * forward
     hidden_gradients = behind if job.software.gradients_beside else 0.0
@@ -75,7 +67,7 @@ def _left(seconds: float, behind: float, job: Job, tail: float) -> float:
 
 
 class Gathered(NamedTuple):
-    """Seconds of a layer whose parameters are gathered for every use, computation and collectives together."""
+    """Seconds of a layer whose parameters are gathered for every use; both ways include the collectives."""
 
     forward: float
     backward: float
@@ -104,7 +96,7 @@ def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
 # --- exchanges in an order ---
 
 
-# How often weights are gathered and gradients summed, by what replicas share (`rpbench.passes.offload.shard`).
+# Sharded states -> how often weights are gathered and gradients reduced (`rpbench.passes.offload.shard`).
 LOWERED: dict[str, tuple[Per | None, Per]] = {
     "none": (None, "step"),
     "optimizer": ("step", "step"),
@@ -114,7 +106,7 @@ LOWERED: dict[str, tuple[Per | None, Per]] = {
 
 
 def lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
-    """When weights are gathered and gradients summed on lane net; None for an exchange after the step.
+    """How often lane net gathers weights and reduces gradients; None for an exchange after the step.
 
     An order whose weights change with every microbatch has no place for either.
     """
@@ -128,31 +120,29 @@ def lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
     return parameters, None if changes or not job.software.gradients_beside else gradients
 
 
-def gathers_late(job: Job, parameters: Per | None) -> bool:
-    return parameters is None and LOWERED[job.mesh.sharing.what][0] is not None
-
-
-def late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, gathers: bool, sums: bool) -> float:
-    """Exposed seconds of the exchanges after the step, on the rank that waits longest."""
-    found = 0.0
+def late_s(
+    job: Job, order: Schedule, up: Exchanges, down: Exchanges, parameters: Per | None, gradients: Per | None
+) -> float:
+    """Exposed seconds of the exchanges after the step, which are not `lowered`, on the rank that waits longest."""
+    gathers, found = parameters is None and LOWERED[job.mesh.sharing.what][0] is not None, 0.0
     for rank in range(order.shape.num_ranks):
         parts = [part for action in order.compute(rank) for part in parts_of(action)]
         gathered = {part.stage for part in parts if gathers and part.kind is Kind.F}
-        summed = {part.stage for part in parts if sums and part.kind in (Kind.B, Kind.W, Kind.FB)}
+        summed = {part.stage for part in parts if gradients is None and part.kind in (Kind.B, Kind.W, Kind.FB)}
         seconds = sum(up[stage].parameters for stage in gathered) + sum(down[stage].gradients for stage in summed)
         found = max(found, seconds)
     return found
 
 
-def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int, payload: Payload) -> float | None:
-    """Time of a gather or a sum of a stage."""
+def transfer_time(up: Exchanges, down: Exchanges, units: int, payload: Payload) -> float | None:
+    """Time of a stage's gather or reduction; None for other payloads."""
     found = (down if payload.backward else up)[payload.stage]
     seconds = {"P": found.parameters, "G": found.gradients}.get(payload.object)
     return None if seconds is None else seconds * units
 
 
-def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> tuple[Reduced, ...]:
-    """Seconds of the exchanges of each stage of a cut; where one device has both ends, a tied matrix is there once."""
+def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> Exchanges:
+    """Seconds of the exchanges of each stage; a device with both ends of the model holds a tied matrix once."""
     end = -1 if ends_together and job.architecture.tied else len(counts) - 1
     stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))
     held = [(held_layers(job, kinds, first=stage == 0, last=stage == end), kinds) for stage, kinds in stages]

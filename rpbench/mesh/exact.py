@@ -1,11 +1,11 @@
 """Exact: a job timed with the project's own schedules and simulator, not by a closed form.
 
-The seconds of a mesh's layers fill a `LayerTimes`, so everything that takes one (schedules, partitions, simulators,
-records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.ordered_step`.
+The seconds of a mesh's layers fill a `LayerTimes`, so schedules, partitions, simulators and records work under a mesh.
+`rpbench.mesh.ordered_step` adds the exchanges of data parallelism.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import parts_of
@@ -14,7 +14,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
-from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
@@ -22,20 +22,16 @@ from rpbench.mesh.step import Terms, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 
-WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks send before they go on
+WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks wait for a send to end
 
 
 def mesh_times(job: Job) -> LayerTimes:
     """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included."""
     layers = [job.kinds[kind] for kind in job.architecture.layers]
-    each = lost_s(job) + _blocked_s(job) / len(layers)
+    blocks = job.software.blocking_hops and job.schedule in WAITING and job.mesh.pipeline > 1
+    blocked_s = job.hop_s * (job.num_stages - 1) if blocks else 0.0  # of one microbatch and one way, in all stages
+    each = lost_s(job) + blocked_s / len(layers)
     return as_times(layers, job.head, job.hop_s, each=each, split=job.software.split_penalty)
-
-
-def _blocked_s(job: Job) -> float:
-    """Seconds that all stages wait for the transfers of one microbatch, one way, where a framework hides none."""
-    blocks = job.software.blocking_hops and job.schedule in WAITING
-    return job.hop_s * (job.num_stages - 1) if blocks and job.mesh.pipeline > 1 else 0.0
 
 
 def exact_terms(job: Job) -> Terms:
@@ -62,29 +58,19 @@ def problem_of(job: Job) -> Problem:
     )
 
 
-class Exact(NamedTuple):
-    """A step of an order that may follow from times: its seconds by cause, and the bytes of its ranks by class."""
+def exact(job: Job) -> tuple[Terms, list[Bytes]]:
+    """The seconds of a step by cause and the bytes of each rank by class, for any registered schedule.
 
-    terms: Terms
-    ranks: list[Bytes]
-
-
-def exact(job: Job) -> Exact:
-    """The same for any registered order, whose memory is that of the very order which was simulated.
-
-    Raises:
-        ValueError: if the schedule does not take the sizes.
+    The order may follow from times. ValueError if the schedule does not take the sizes.
     """
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
-    return Exact(step.terms, bytes_of_order(job, step.order, step.graph.analysis))
+    return step.terms, bytes_of_order(job, step.order, step.graph.analysis)
 
 
 def with_cut(job: Job, order: Schedule) -> Job:
-    """The job with the stages of an order that deals them in turn, else with an even cut; what follows a step depends
-    on them.
-    """
+    """The job with the stages of an order if its ranks take them in turn, else with an even cut."""
     ranks, cut = order.shape.num_ranks, order.partition
     held = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in range(ranks)]
     in_turn = all(stage % ranks == rank for rank, stages in enumerate(held) for stage in stages)
@@ -97,22 +83,16 @@ def with_cut(job: Job, order: Schedule) -> Job:
 
 
 def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
-    """The times of a job's layers on a device of its mesh, from those on one device.
+    """The times of a job's layers on a device of its mesh, from `times` on one device; ValueError for other layers.
 
-    They change by the ratio of this package's seconds on a device of the mesh to those on one device. A mesh of ones
-    changes nothing, to the last bit.
-
-    Args:
-        times: of one microbatch through each layer on one device.
-
-    Raises:
-        ValueError: if the layers are not those of the job.
+    They change by the ratio of this package's seconds on a device of the mesh to those on one device. A mesh whose
+    layers are whole changes nothing, to the last bit.
     """
     if times.num_layers != len(job.architecture.layers):
         raise ValueError(f"times of {times.num_layers} layers for a model of {len(job.architecture.layers)}")
     if all(getattr(job.mesh, axis) == 1 for axis in ("tensor", "context", "expert")):
         return times
-    alone = _alone(job)
+    alone = replace(job, mesh=Mesh(), machine=job.machine.with_devices(1), chunks=1, cut=())
     pairs = [(job.kinds[kind], alone.kinds[kind]) for kind in job.architecture.layers]
 
     def ratio(name: str, new: Seconds, old: Seconds) -> float:
@@ -132,16 +112,3 @@ def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
     }
     step = [value / job.mesh.tensor for value in times.step]
     return replace(times, **layers, **head, step=step, head_step=times.head_step / job.mesh.tensor)
-
-
-def _alone(job: Job) -> Job:
-    """The same layers on one device, one microbatch, without replicas."""
-    return replace(
-        job,
-        mesh=Mesh(sharing=Sharing("none")),
-        machine=job.machine.with_devices(1),
-        num_microbatches=1,
-        chunks=1,
-        cut=(),
-        schedule="1f1b",
-    )

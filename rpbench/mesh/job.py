@@ -16,23 +16,13 @@ from rpbench.workload.counts import Layer
 
 @dataclass(frozen=True)
 class Job(Setting):
-    """A training run: the setting of its layers, and what its step is made of.
-
-    Args:
-        num_microbatches: of a step, for each pipeline.
-        schedule: a registered name.
-        chunks: stages on each pipeline rank.
-        cut: layers of each stage, in model order; empty for an even cut.
-
-    Raises:
-        ValueError: for sizes that do not fit each other, with those that do.
-    """
+    """A training run: the setting of its layers, and its schedule; ValueError for sizes that do not fit each other."""
 
     sequences: int = 1
-    num_microbatches: int = 1
+    num_microbatches: int = 1  # of a step, for each pipeline
     schedule: str = "1f1b"
-    chunks: int = 1
-    cut: tuple[int, ...] = ()
+    chunks: int = 1  # stages on each pipeline rank
+    cut: tuple[int, ...] = ()  # layers of each stage, in model order; empty for an even cut
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "sequences", "num_microbatches", "chunks"):
@@ -64,7 +54,6 @@ class Job(Setting):
 
     @property
     def num_stages(self) -> int:
-        """Stages of all ranks."""
         return self.mesh.pipeline * self.chunks
 
     @property
@@ -83,7 +72,7 @@ class Job(Setting):
         return tuple(map(kinds_of, stages_of(self.architecture.layers, self.cut)))
 
     def stages_of(self, rank: int) -> list[int]:
-        """The stages of a pipeline rank, dealt in turn."""
+        """The stages of a pipeline rank; ranks take them in turn."""
         return list(range(rank, self.num_stages, self.mesh.pipeline))
 
     @cached_property
@@ -98,7 +87,6 @@ def stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> list[Sequence[L
 
 
 def kinds_of(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
-    """(kind, number of layers)."""
     return tuple(Counter(layers).items())
 
 
@@ -110,7 +98,6 @@ class StageSeconds(NamedTuple):
     recompute: tuple[float, ...]
 
     def both(self, stage: int) -> float:
-        """Forward, recomputation and backward."""
         return self.forward[stage] + self.recompute[stage] + self.backward[stage]
 
 

@@ -10,8 +10,8 @@ attention and experts fit in):
     masks of dropout                                    2 h
     scores of unfused attention                         5 a s               cut over tensor shards
 
-The first two rows are those of figure 2 of RoundPipe (`Counts.kept_values`). Eager kernels keep more of
-it (`EagerKernels.kept_bytes`).
+The first two rows are those of figure 2 of RoundPipe (`Counts.kept_values`). Eager kernels keep more
+(`EagerKernels.kept_bytes`).
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ WEIGHT_SHARE = 0.55  # fraction of a layer's activations that the gradient of th
 
 
 def layer_bytes(setting: Setting, layer: Layer) -> float:
-    """Bytes one layer keeps of one microbatch, if nothing but attention's scores is recomputed."""
+    """Bytes one layer keeps of one microbatch, if at most attention's scores are recomputed."""
     if setting.software.kernels in ("eager", "fused"):
         return eager_kernels(setting).kept_bytes()
     own, software = setting.architecture, setting.software
@@ -44,7 +44,7 @@ def layer_bytes(setting: Setting, layer: Layer) -> float:
 
 
 def input_bytes(setting: Setting) -> float:
-    """Bytes of the input of a layer, for one microbatch."""
+    """Bytes of a layer's input, for one microbatch."""
     return float(BYTES_PER_VALUE) * setting.microbatch_tokens * setting.architecture.hidden / setting.spread
 
 
@@ -59,27 +59,21 @@ def logits_bytes(setting: Setting) -> float:
 
 
 def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:
-    """The sizes with logits, buffers and activations held until W as the setting's software has them.
+    """The sizes with the software's logits, buffers and activations held until W.
 
     Of the logits, W needs the gradient, in 16 bits.
     """
-    logits: Any = logits_bytes(setting)
-    working: Any = working_bytes(setting)
-    return replace(
-        sizes,
-        logits=logits,
-        working=working,
-        until_weights=WEIGHT_SHARE,
-        logits_until_weights=min(1.0, BYTES_PER_VALUE / setting.software.logit_bytes),
-        tied=setting.architecture.tied,
-    )
+    found: dict[str, Any] = {"logits": logits_bytes(setting), "working": working_bytes(setting)}
+    until = min(1.0, BYTES_PER_VALUE / setting.software.logit_bytes)
+    tied = setting.architecture.tied
+    return replace(sizes, **found, until_weights=WEIGHT_SHARE, logits_until_weights=until, tied=tied)
 
 
 def sizes_of(setting: Setting, num_tokens: int) -> ModelBytes:
-    """Sizes of a model on one host, in bytes, as the setting's software has them.
+    """Sizes of a model on one host, in bytes, under the setting's software.
 
-    Layers are their mean, which includes those that predict further tokens. Counted kernels keep gradients in 16 bits
-    and a whole layer until W, and recompute a stage from its input.
+    All layers have the mean size, which includes the layers that predict further tokens. Kernels that are not tiled
+    keep gradients in 16 bits and a whole layer until W, and recompute a stage from its input.
     """
     own, software = setting.architecture, setting.software
     kinds = {kind: layer_bytes(setting, kind) for kind in dict.fromkeys(own.layers)}

@@ -1,8 +1,7 @@
 """Mesh: the groups of devices, their order, and the states they share.
 
-A pipeline rank is a group of data x context x tensor devices that do the same at the same time. Experts live on the
-devices of data x context (with `expert_tensor` shards of an expert, usually 1 or `tensor`): `expert` is no further
-factor of the device count.
+A pipeline rank is a group of data x context x tensor devices that do the same at the same time. Experts are spread over
+the devices of a pipeline rank, with `expert_tensor` shards each, so `expert` is no further factor of the device count.
 """
 
 from dataclasses import dataclass, field
@@ -18,18 +17,11 @@ SHARDED: tuple[Sharded, ...] = get_args(Sharded)
 
 @dataclass(frozen=True)
 class Sharing:
-    """The states that replicas share.
+    """The states that replicas share."""
 
-    Args:
-        what: none (plain data parallel), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP).
-        group: devices that share; 0 for all of data x context, fewer for hybrid sharding.
-        reshard: whether gathered parameters are dropped between forward and backward (FULL_SHARD) or not
-            (SHARD_GRAD_OP).
-    """
-
-    what: Sharded = "optimizer"
-    group: int = 0
-    reshard: bool = True
+    what: Sharded = "optimizer"  # none (replicas), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP)
+    group: int = 0  # devices that share; 0 for all of data x context, fewer for hybrid sharding
+    reshard: bool = True  # drop gathered parameters between forward and backward (FULL_SHARD), or not (SHARD_GRAD_OP)
 
     def __post_init__(self) -> None:
         if self.what not in SHARDED:
@@ -40,29 +32,18 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Mesh:
-    """How devices are divided.
+    """How devices are divided; ValueError for a size below 1, or sizes or options that contradict each other."""
 
-    Args:
-        data, pipeline, tensor, context: sizes; their product is the number of devices.
-        expert: devices that the experts of a layer are dealt to.
-        expert_tensor: shards of one expert; 0 for 1.
-        sequence_parallel: element-wise work between tensor-parallel maps is cut as well.
-        sharing: the states that replicas share.
-        order: axes, innermost first.
-
-    Raises:
-        ValueError: for a size below 1 or sizes, an order or options that contradict each other.
-    """
-
+    # data, pipeline, tensor, context: sizes; their product is the number of devices
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
     context: int = 1
-    expert: int = 1
-    expert_tensor: int = 0
-    sequence_parallel: bool = False
+    expert: int = 1  # devices that the experts of a layer are spread over
+    expert_tensor: int = 0  # shards of one expert; 0 for 1
+    sequence_parallel: bool = False  # element-wise work between tensor-parallel products is cut as well
     sharing: Sharing = field(default_factory=Sharing)
-    order: tuple[Axis, ...] = MEGATRON
+    order: tuple[Axis, ...] = MEGATRON  # axes, innermost first
 
     def __post_init__(self) -> None:
         if not self.expert_tensor:
@@ -72,28 +53,16 @@ class Mesh:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"mesh.{name}={value!r}: a size is a whole number of at least 1")
-        self._check_order()
-        if self.sequence_parallel and self.tensor == 1:
-            raise ValueError(
-                "mesh.sequence_parallel=true with mesh.tensor=1: it cuts what tensor parallelism leaves whole; "
-                "take sequence_parallel=false or tensor > 1"
-            )
-        self._check_experts()
-        group = self.sharing.group
-        if group and self.replicas % group:
-            raise ValueError(
-                f"mesh.shard_group={group} does not divide the {self.replicas} replicas (data x context); "
-                f"take one of {_divisors(self.replicas)}"
-            )
-
-    def _check_order(self) -> None:
         twice = sorted({axis for axis in self.order if self.order.count(axis) > 1})
         if twice:
             raise ValueError(f"mesh.order={list(self.order)} names {twice[0]} twice: each of {', '.join(AXES)} once")
         if sorted(self.order) != sorted(AXES):
             raise ValueError(f"mesh.order={list(self.order)}: each of {', '.join(AXES)} once, innermost first")
-
-    def _check_experts(self) -> None:
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError(
+                "mesh.sequence_parallel=true with mesh.tensor=1: it cuts what tensor parallelism leaves whole; "
+                "take sequence_parallel=false or tensor > 1"
+            )
         members = self.data * self.context * self.tensor
         if members % (self.expert * self.expert_tensor):
             raise ValueError(
@@ -101,25 +70,30 @@ class Mesh:
                 f"of a pipeline rank (data x context x tensor); expert may be one of "
                 f"{_divisors(max(1, members // self.expert_tensor))}"
             )
+        group = self.sharing.group
+        if group and self.replicas % group:
+            raise ValueError(
+                f"mesh.shard_group={group} does not divide the {self.replicas} replicas (data x context); "
+                f"take one of {_divisors(self.replicas)}"
+            )
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh."""
         return prod(getattr(self, axis) for axis in AXES)
 
     @property
     def replicas(self) -> int:
-        """Devices that hold the same dense parameters when nothing is shared."""
+        """Devices with the same dense parameters if nothing is sharded."""
         return self.data * self.context
 
     @property
     def expert_replicas(self) -> int:
-        """Devices that hold the same expert parameters when nothing is shared."""
+        """Devices with the same expert parameters if nothing is sharded."""
         return self.replicas * self.tensor // (self.expert * self.expert_tensor)
 
     @property
     def shard_group(self) -> int:
-        """Devices that share dense states; 1 where nothing is shared."""
+        """Devices that share dense states."""
         return 1 if self.sharing.what == "none" else (self.sharing.group or self.replicas)
 
     @property
@@ -140,7 +114,7 @@ class Mesh:
             raise ValueError(f"mesh {sizes} = {self.num_devices} devices, the cluster has {num_devices}; {way_out}")
 
     def check_model(self, heads: int, key_value_heads: int, experts: int, num_layers: int) -> None:
-        """Raise ValueError, with the sizes that can be, if a model cannot be cut like this."""
+        """Raise ValueError, with the possible sizes, if a model cannot be cut like this."""
         if heads % self.tensor:
             rule = "more tensor shards than heads" if self.tensor > heads else "heads that do not divide"
             raise ValueError(f"mesh.tensor={self.tensor} of {heads} heads: {rule}; take one of {_divisors(heads)}")
@@ -158,7 +132,6 @@ class Mesh:
 
 
 def divisors(number: int) -> list[int]:
-    """The smallest first."""
     return [size for size in range(1, number + 1) if number % size == 0]
 
 

@@ -40,49 +40,35 @@ def bytes_of_ranks(job: Job) -> list[Bytes]:
     """
     ranks, chunks, microbatches = job.mesh.pipeline, job.chunks, job.num_microbatches
     enough = min(microbatches, 4 * ranks * chunks)  # most orders have no more in flight in a long step
-    found = _replayed(job.schedule, ranks, chunks, enough)
-    if found.in_flight >= enough < microbatches:  # GPipe keeps them all
-        found = _replayed(job.schedule, ranks, chunks, microbatches)
-    return _with_mesh(job, found.order, found.footprint, symmetric(job.cut))
+    order, footprint, in_flight = _replayed(job.schedule, ranks, chunks, enough)
+    if in_flight >= enough < microbatches:  # GPipe keeps them all
+        order, footprint, _ = _replayed(job.schedule, ranks, chunks, microbatches)
+    return _with_mesh(job, order, footprint, symmetric(job.cut))
 
 
 def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]:
-    """The same for another order.
-
-    Args:
-        order: the computations of the ranks, with its partition; without the exchanges of data parallelism.
-        analysis: of the order.
-    """
+    """The same for another order, which has a partition and no exchanges of data parallelism."""
     assert order.partition is not None
     nothing_recomputed = [0] * order.shape.num_ranks
     return _with_mesh(job, order, Footprint(order, _NOTHING, nothing_recomputed, analysis=analysis), order.partition)
 
 
 def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) -> list[Bytes]:
-    """Classes of a footprint with the sizes of a mesh, and those that no order shows: layers on their way."""
+    """Bytes of each rank by class with the sizes of a mesh, and those of tensors that a collective has under way."""
     streamed = order.weights is Weights.STREAMED
     sized = footprint.of_sizes(mesh_sizes(job, streamed=streamed))
     tables = sized.classes(np.array([cut.forward]), np.array([cut.backward]))
-    found: list[Bytes] = []
-    for rank in range(order.shape.num_ranks):
-        each: Bytes = {name: float(table[0, rank]) for name, table in tables.items()}
-        if not streamed:
-            each |= _on_their_way(job)
-        found.append(each)
-    return found
+    more, ranks = {} if streamed else _on_their_way(job), range(order.shape.num_ranks)
+    return [{name: float(table[0, rank]) for name, table in tables.items()} | more for rank in ranks]
 
 
 def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
-    """Bytes that a source reports for these classes, with fragments and a reserve on top."""
+    """Bytes that a framework reports for these classes, fragments and reserve included."""
     return job.software.scale * sum(classes.values()) + job.software.reserve_bytes
 
 
 class Fullest(NamedTuple):
-    """The rank with most bytes, its bytes by class, and those that a device of it needs and has.
-
-    Args:
-        needed: tensors with their fragments, contexts and libraries.
-    """
+    """The rank with most bytes; `needed` has its tensors with their fragments, contexts and libraries."""
 
     rank: int
     classes: Bytes
@@ -91,7 +77,7 @@ class Fullest(NamedTuple):
 
     @property
     def lacks(self) -> float:
-        """Bytes that a device lacks; 0 where the run fits, without a margin, as a search asks."""
+        """Bytes that a device lacks; 0 where the run fits, without a margin."""
         return max(0.0, self.needed - self.room)
 
     def verdict(self, log_sd: float = 0.06) -> Verdict:
@@ -105,7 +91,7 @@ class Fullest(NamedTuple):
 
 
 def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:
-    """The rank of a job with most bytes; `ranks` are the bytes of all of them, where they are known."""
+    """The rank of a job with most bytes; `ranks` are the bytes of all ranks, if they are known."""
     each = ranks or bytes_of_ranks(job)
     rank = max(range(len(each)), key=lambda number: sum(each[number].values()))
     needed = job.software.scale * sum(each[rank].values()) + (job.machine.reserved_memory_bytes or 0)
@@ -113,7 +99,7 @@ def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:
 
 
 def device_memory(job: Job) -> DeviceMemory:
-    """Sizes of a model's layers on a device of the mesh, and the bytes that it has for them, whatever the cut."""
+    """Sizes of a model's layers on a device of the mesh, and the bytes that the device has for them."""
     room = (job.machine.device.memory_bytes - (job.machine.reserved_memory_bytes or 0)) / job.software.scale
     return DeviceMemory(mesh_sizes(job, streamed=False), max(0, int(room - sum(_on_their_way(job).values()))))
 
@@ -134,27 +120,19 @@ def working_set_bytes(job: Job) -> float:
     return own
 
 
-class _Replayed(NamedTuple):
-    """An order, its footprint, and the most microbatches of a stage in flight."""
-
-    order: Schedule
-    footprint: Footprint
-    in_flight: float
-
-
 @lru_cache(maxsize=512)
-def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> _Replayed:
-    """The order a registered schedule gives to these sizes; ValueError if it does not take them."""
-    found = entry(name).build(Shape(ranks, ranks * chunks, microbatches))
-    footprint = Footprint(found, _NOTHING, [0] * ranks)
-    return _Replayed(found, footprint, max(levels.max() for levels in footprint.moments()))
+def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> tuple[Schedule, Footprint, float]:
+    """An order, its footprint and the most microbatches of a stage in flight; ValueError if the sizes do not fit it."""
+    order = entry(name).build(Shape(ranks, ranks * chunks, microbatches))
+    footprint = Footprint(order, _NOTHING, [0] * ranks)
+    return order, footprint, max(levels.max() for levels in footprint.moments())
 
 
 # --- the sizes of a device of a mesh ----------------------------------------------------------------------------
 
 
 def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
-    """A model's layers as one device of the mesh holds them, after data parallelism has sharded their states."""
+    """Sizes of a model's layers on one device of the mesh, after data parallelism has sharded their states."""
     own = job.architecture
     sizes = {kind: _layer(job, kind, streamed) for kind in dict.fromkeys(own.layers)}
     found = ModelBytes(
@@ -178,7 +156,7 @@ def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
-    """Bytes of parameters and their states on one device; sharded states are divided by the devices."""
+    """Bytes of some layers' parameters and states on one device, after sharding."""
     learns = learning(job, own, layers)
     found, adapters = states_held(job, learns), 2.0 * (learns.dense + learns.experts) if job.has_adapters else 0.0
     found = found._replace(weights=states_held(job, own).weights * (bits_of_weights(job) if layers else 1.0))
@@ -197,7 +175,7 @@ def bits_of_weights(job: Job) -> float:
 
 
 def _on_their_way(job: Job) -> Bytes:
-    """Two layers' gathered weights where parameters are sharded, and the gradient of one that is scattered."""
+    """Bytes in collectives under way: gathered weights of two layers, if parameters are sharded, and a gradient."""
     what = job.mesh.sharing.what
     if what not in ("gradients", "parameters") or job.mesh.shard_group == 1:
         return {}

@@ -1,8 +1,8 @@
 """Ordered step: a step of any registered schedule under a mesh, simulated, with its seconds by cause.
 
-The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions; exchanges of
-data parallelism stand on lane net, over partners outside the schedule. Causes are differences of simulations of one
-order: without hops, with hops, with these exchanges.
+The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions. Exchanges of
+data parallelism are actions on lane net, with partners outside the schedule. Causes are differences of simulations of
+one order: without hops, with hops, with these exchanges.
 
     kernels, recompute, collectives, host    the busiest rank's work, by the parts of its layers' seconds
     bubble                                   waits of that rank if hops take no time
@@ -21,15 +21,7 @@ from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import (
-    Reduced,
-    beside_computation,
-    exchanged,
-    gathers_late,
-    late_s,
-    lowered,
-    transfer_time,
-)
+from rpbench.mesh.data_parallel import Exchanges, beside_computation, exchanged, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job, stages_of
 from rpbench.mesh.layout import Sharing
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers
@@ -40,42 +32,34 @@ from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import step_time
 
-OUTSIDE = ("tied", "optimizer", "fixed")  # of a step, beside its schedule
+OUTSIDE = ("tied", "optimizer", "fixed")  # terms of a step that follow its schedule
 
 
 @dataclass(frozen=True)
 class Step:
-    """A simulated step.
+    """A simulated step."""
 
-    Args:
-        order: what the ranks compute; `graph` is of it.
-        sharded: the graph with what data parallelism moves; that of the order where nothing moves.
-        timeline: of the sharded graph.
-        step_time_s: seconds of one step.
-        terms: the same by cause; they add up to it.
-    """
-
-    order: Schedule
+    order: Schedule  # the computations of the ranks; `graph` is its graph
     graph: Graph
     versions: Versions
-    sharded: Graph
+    sharded: Graph  # the graph with the exchanges of data parallelism; `graph` if there are none
     costs: CostTable
-    timeline: Timeline
+    timeline: Timeline  # of the sharded graph
     step_time_s: float
-    terms: Terms
+    terms: Terms  # the step's seconds by cause
 
 
 def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers: bool) -> Step:
     """A step of an order whose partition is known.
 
     Args:
-        job: the run; its own cut does not matter.
-        order: what the ranks compute, with steps where several follow each other.
-        costs: of its actions, in seconds.
+        job: its own cut does not matter.
+        order: the computations of the ranks, with steps if several follow each other.
+        costs: in seconds.
         counts_layers: whether the seconds of layers are those of the job.
 
     Raises:
-        ScheduleError: if the order cannot run, or replicas cannot share what the mesh says.
+        ScheduleError: if the order cannot run, or replicas cannot share the states that the mesh says.
     """
     graph, versions = checked_graph(order)
     if counts_layers and scatter_layers(job):
@@ -88,12 +72,12 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
     terms = _work(job, order, busiest) if counts_layers else {"work": busiest}
     pipeline = _step_s(graph, plain)
     terms |= {"bubble": at_once - busiest, "hops": pipeline - at_once}
-    sharded, charged, late_s = _with_replicas(job, order, graph, costs, counts_layers)
+    sharded, charged, late = _with_replicas(job, order, graph, costs, counts_layers)
     timeline = plain if sharded is graph else simulate_graph(sharded, charged)
-    step_s = _step_s(sharded, timeline) + late_s
+    step_s = _step_s(sharded, timeline) + late
     terms["data"] = step_s - pipeline
     if counts_layers:
-        if exchange_alone(job):  # bucket by bucket, beside computation, which no action of a stage says
+        if exchange_alone(job):  # exchanges go bucket by bucket beside computation, but an action covers a whole stage
             terms = _of_replicas(job, order, step_terms(job))
         else:
             terms = with_rest(job, terms, ends_together=order.ends_together)
@@ -109,7 +93,7 @@ def _step_s(graph: Graph, timeline: Timeline) -> float:
 
 
 def _of_replicas(job: Job, order: Schedule, terms: Terms) -> Terms:
-    """Terms of replicas alone, their work by what it is made of."""
+    """The terms of replicas alone, with their work divided into its parts."""
     more = {name: value for name, value in terms.items() if name != "work"}
     return _work(job, order, terms["work"]) | {"bubble": 0.0, "hops": 0.0} | more
 
@@ -127,11 +111,7 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
 
 
 def parts_of_work(job: Job, busiest_s: float, *, splits: bool) -> Terms:
-    """The seconds of the busiest rank by what they are made of: as its kinds of layers say, in proportion.
-
-    Args:
-        splits: whether its backwards are split.
-    """
+    """The seconds of the busiest rank by part, in the proportions of the model's layers and head."""
     layers = [*(job.kinds[kind] for kind in job.architecture.layers), job.head]
     penalty = job.software.split_penalty if splits else 1.0
     found = {
@@ -145,7 +125,7 @@ def parts_of_work(job: Job, busiest_s: float, *, splits: bool) -> Terms:
 
 
 def with_rest(job: Job, terms: Terms, *, ends_together: bool) -> Terms:
-    """Terms with what a step takes beside its schedule; where ends are together, nobody sums a tied matrix."""
+    """The terms with those that follow the schedule; if one rank has both ends, no tied matrix is reduced."""
     closed = step_terms(job)
     before = sum(closed.values()) - closed.get("jitter", 0.0)
     closed["tied"] *= not ends_together
@@ -159,9 +139,9 @@ def with_rest(job: Job, terms: Terms, *, ends_together: bool) -> Terms:
 def _with_replicas(
     job: Job, order: Schedule, graph: Graph, costs: CostTable, counts_layers: bool
 ) -> tuple[Graph, CostTable, float]:
-    """The graph with what replicas exchange, its costs, and seconds that follow the step.
+    """The graph with the exchanges of replicas, its costs, and the seconds of exchanges after the step.
 
-    What does not run beside computation, and gathers that an order has no place for, follow the step.
+    Those are the exchanges that do not run beside computation, and gathers that an order has no place for.
     """
     copies = _copies(order) if counts_layers or job.mesh.data > 1 else 1
     job = _widened(job, copies)
@@ -171,7 +151,7 @@ def _with_replicas(
     assert partition is not None
     up, down = exchanged(job, partition.forward), exchanged(job, partition.backward)
     parameters, gradients = lowered(job, order)
-    late = late_s(order, up, down, gathers=gathers_late(job, parameters), sums=gradients is None)
+    late = late_s(job, order, up, down, parameters, gradients)
     if parameters is None and gradients is None:
         return graph, costs, late
     outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
@@ -185,7 +165,7 @@ def _with_replicas(
 
 
 def _copies(order: Schedule) -> int:
-    """Ranks that hold each stage, where that number is the same for all and weights stay with their ranks."""
+    """Ranks that hold each stage; 1 if stages differ in that number, or weights do not stay on their ranks."""
     if order.weights is Weights.STREAMED:
         return 1
     ranks = range(order.shape.num_ranks)
@@ -195,7 +175,7 @@ def _copies(order: Schedule) -> int:
 
 
 def _widened(job: Job, copies: int) -> Job:
-    """The job whose data groups count the copies that a schedule keeps of its stages; alone, these share no states."""
+    """The job with a schedule's copies of stages counted as replicas; without other replicas they share no states."""
     if copies == 1 or job.mesh.pipeline % copies:
         return job
     sharing = job.mesh.sharing if job.mesh.replicas > 1 else Sharing("none")
@@ -203,8 +183,8 @@ def _widened(job: Job, copies: int) -> Job:
     return replace(job, mesh=mesh, cut=())
 
 
-def _bucketed(job: Job, counts: tuple[int, ...], whole: tuple[Reduced, ...]) -> tuple[Reduced, ...]:
-    """What is left of exchanges once a step: the first bucket goes during a stage's last backward, not after it."""
+def _bucketed(job: Job, counts: tuple[int, ...], whole: Exchanges) -> Exchanges:
+    """The exposed part of exchanges once a step: the first bucket goes during a stage's last backward, not after it."""
     found = []
     for stage, (kinds, all_of_it) in enumerate(zip(stages_of(job.architecture.layers, counts), whole, strict=True)):
         layers = [*(job.kinds[kind] for kind in kinds), *[job.head] * (stage == len(counts) - 1)]

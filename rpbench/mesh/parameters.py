@@ -13,16 +13,12 @@ from rpbench.workload.counts import Layer
 
 
 class Held(NamedTuple):
-    """Parameters of a device before data parallelism shares them.
+    """Parameters of a device before data parallelism shares them."""
 
-    Args:
-        dense, experts: of the layers, embedding and head among the dense ones.
-        largest: dense and expert parameters of the largest layer.
-    """
-
+    # dense, experts: of the layers, embedding and head among the dense ones
     dense: float
     experts: float
-    largest: float
+    largest: float  # dense and expert parameters of the largest layer
 
 
 def held(job: Job, rank: int) -> Held:
@@ -42,8 +38,8 @@ def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> Laye
     """Bytes of some parameters on a device.
 
     Args:
-        what: replicas share.
-        whole: how many parameters, a number or an array of many plans; `shard` is what is left of them to a device.
+        what: the states that replicas share.
+        whole, shard: number of parameters, and of those that a device owns; numbers, or arrays of many plans.
     """
     return LayerSize(
         2.0 * (shard if what == "parameters" else whole),
@@ -53,19 +49,19 @@ def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> Laye
 
 
 def states_held(job: Job, own: Held) -> LayerSize:
-    """The same of the parameters of a device of a job."""
+    """The same for the parameters of a device of a job."""
     mesh = job.mesh
     shard = own.dense / mesh.shard_group + own.experts / mesh.expert_shard_group
     return states_of(job.software, mesh.sharing.what, own.dense + own.experts, shard)
 
 
 def trained(job: Job, rank: int) -> Held:
-    """What learns of the parameters of a device of a pipeline rank."""
+    """The parameters of a device of a pipeline rank that learn."""
     return learning(job, held(job, rank), (each for stage in job.stages_of(rank) for each in job.stage_layers[stage]))
 
 
 def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
-    """What learns of the parameters of some layers, (kind, how many): all of them, or the adapters beside them."""
+    """The parameters of some layers, (kind, how many), that learn: all of them, or the adapters beside them."""
     if not job.has_adapters:
         return own
     dense = experts = largest = 0.0
@@ -86,17 +82,12 @@ def adapter_parameters(job: Job, kind: Layer) -> tuple[float, float]:
 
 
 def held_by_stage(job: Job, stage: int) -> Held:
-    """The parameters of a device for one stage, with the embedding in the first and the head in the last."""
+    """The parameters of a device for one stage; the first has the embedding, the last the head."""
     return held_layers(job, job.stage_layers[stage], first=stage == 0, last=stage == job.num_stages - 1)
 
 
 def held_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, last: bool) -> Held:
-    """The parameters of a device for some layers.
-
-    Args:
-        layers: (kind, how many).
-        first, last: whether the embedding, or the head, is with them.
-    """
+    """The parameters of a device for layers, (kind, how many), with the embedding if `first` and the head if `last`."""
     own, mesh = job.architecture, job.mesh
     dense = experts = largest = 0.0
     for kind, count in layers:

@@ -1,7 +1,7 @@
-"""Placement: which bandwidth a group of devices sees, from its size, its stride and the machine's levels.
+"""Placement: the bandwidth of a group of devices, from its size, its stride and the machine's levels.
 
 A group lies inside a domain (a node, or all nodes that NVLink joins) iff size x stride <= devices of the domain.
-Otherwise domain / stride members of it share a domain, and all sibling groups use the domain's cards at once:
+Otherwise domain / stride members share a domain, and all sibling groups use the domain's network cards at once:
 
     bandwidth = min(intra, inter a device x min(members in a domain, size))
 """
@@ -17,39 +17,29 @@ from rpbench.mesh.software import Software
 
 
 class Group(NamedTuple):
-    """A group of devices that communicate.
+    """A group of devices that communicate."""
 
-    Args:
-        size: members.
-        here: members in one domain.
-        bytes_per_s: what each member sends in a ring.
-        outside_bytes_per_s: what each member alone gets of its domain's cards.
-        latency_s: of one hop.
-        measured: collectives inside a domain whose seconds are known, by name.
-    """
-
-    size: int
-    here: int
-    bytes_per_s: float
-    outside_bytes_per_s: float
-    latency_s: float
-    measured: Mapping[str, CollectiveRate] = {}
+    size: int  # members
+    here: int  # members in one domain
+    bytes_per_s: float  # of each member in a ring
+    outside_bytes_per_s: float  # each member's part of its domain's network cards
+    latency_s: float  # of one hop
+    measured: Mapping[str, CollectiveRate] = {}  # collectives inside a domain whose seconds are known, by name
 
     @property
     def inside(self) -> bool:
-        """Whether all members are in one domain."""
         return self.here >= self.size
 
 
 class Links(NamedTuple):
-    """Bandwidth that collectives reach: what remains of the machine's figures."""
+    """Bandwidth that collectives reach, below the machine's figures."""
 
     intra_bytes_per_s: float
     inter_bytes_per_s: float
 
 
 def with_collectives(machine: Machine, software: Software) -> Machine:
-    """The machine with what a framework's collectives reach inside a domain, where nobody has measured or given it."""
+    """The machine with the rate of a framework's collectives inside a domain, unless it was measured or is given."""
     known = machine.gpu is not None or machine.intra_bytes_per_s is not None
     if machine.ring_bytes_per_s is not None or software.kernels != "tiled" or not known:
         return machine
@@ -64,7 +54,7 @@ def _reached_inside(machine: Machine, software: Software) -> float:
 
 
 def reached(machine: Machine, software: Software) -> Links:
-    """What a framework's collectives reach of a machine's links; all of what was measured."""
+    """The rates that a framework's collectives reach on a machine's links; a measured rate is reached in full."""
     inside = _reached_inside(machine, software)
     if machine.num_nodes == 1 and machine.inter_bytes_per_s is None:
         return Links(inside, inside)
@@ -88,10 +78,9 @@ def group_of(size: int, stride: int, machine: Machine, links: Links) -> Group:
 
 
 def hop_bytes_per_s(machine: Machine, links: Links, *, inside: bool) -> float:
-    """What a tensor gets on its way to the next stage, alone on its links.
+    """Bandwidth of a tensor on its way to the next stage, `inside` a domain or not, alone on its links.
 
-    Args:
-        inside: the domain. Devices without a link to each other send it down to their host, then up.
+    Devices without a link to each other send the tensor down to their host, then up.
     """
     if not inside:
         return links.inter_bytes_per_s

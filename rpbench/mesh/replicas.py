@@ -1,8 +1,8 @@
-"""Replicas: a step of devices that exchange states and nothing else, by cause.
+"""Replicas: a simulated step of devices that exchange states and nothing else.
 
-Where gradients are scattered after every backward, layer by layer, it is simulated: every layer is a stage of its own,
-in the order and with the actions that `zero_2` and `zero_3` have on one host, whose stages may hold several. Sums once
-a step go in buckets that are no layers: those are closed forms. With 2 layers and 2 microbatches under ZeRO-2:
+Gradients are scattered after every backward, layer by layer: every layer is a stage, with the order and the actions of
+`zero_2` and `zero_3`. Reductions once a step go in buckets that are no layers, so `rpbench.mesh.step` has closed forms
+for them. With 2 layers and 2 microbatches under ZeRO-2:
 
     compute   0F0 1F0 1B0 0B0                                0F1 1F1 1B1 0B1
     net       0UNSHARD 1UNSHARD | 1REDUCE_GRAD 0REDUCE_GRAD | 1REDUCE_GRAD 0REDUCE_GRAD
@@ -19,7 +19,7 @@ from rpbench.cost.transfers import slowed_by_exchanges
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import LOWERED, exchanged, gathers_late, late_s, lowered, transfer_time
+from rpbench.mesh.data_parallel import LOWERED, exchanged, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.step import Terms
@@ -30,11 +30,7 @@ from rpbench.sim.longest_path import simulate_graph
 
 
 class Layered(NamedTuple):
-    """The microbatches of replicas, simulated.
-
-    Args:
-        terms: seconds from the first gather to the last sum; `work` of them computation, were there no exchanges.
-    """
+    """The simulated microbatches of replicas; `terms` are the seconds of computation, and those that exchanges add."""
 
     graph: Graph
     costs: CostTable
@@ -43,14 +39,14 @@ class Layered(NamedTuple):
 
 
 def exchange_alone(job: Job) -> bool:
-    """Whether nothing but replicas exchange."""
+    """Whether the replicas' exchanges are the only ones: there is no pipeline."""
     return job.mesh.pipeline == 1 and (job.mesh.replicas > 1 or job.mesh.expert_replicas > 1)
 
 
 def scatter_layers(job: Job) -> bool:
-    """Whether all of them scatter gradients layer by layer, after every backward.
+    """Whether replicas without a pipeline scatter all gradients layer by layer, after every backward.
 
-    Experts that are dealt to devices have groups of their own, which a step does not wait for with every layer.
+    Experts that are spread over devices have other groups, whose exchanges no layer waits for.
     """
     mesh = job.mesh
     by_visit = LOWERED[mesh.sharing.what][1] == "visit" and mesh.shard_group == mesh.replicas
@@ -59,12 +55,12 @@ def scatter_layers(job: Job) -> bool:
 
 
 def layered(job: Job) -> Layered:
-    """The microbatches of a job whose replicas scatter layer by layer."""
+    """The simulated microbatches of a job with `scatter_layers`."""
     cut = (1,) * len(job.architecture.layers)
     parameters, gradients = lowered(job, entry("data_parallel").build(Shape(1, len(cut), job.num_microbatches)))
     graph = _graph(len(cut), job.num_microbatches, parameters, gradients)
     own = exchanged(job, cut, ends_together=True)
-    late = late_s(graph.schedule, own, own, gathers=gathers_late(job, parameters), sums=gradients is None)
+    late = late_s(job, graph.schedule, own, own, parameters, gradients)
     layers = [job.kinds[kind] for kind in job.architecture.layers]
     times = as_times(layers, job.head, 0.0, each=lost_s(job))
     beside = job.software.constants["beside"]
@@ -81,7 +77,7 @@ def layered(job: Job) -> Layered:
 
 @lru_cache(maxsize=32)
 def _graph(layers: int, microbatches: int, parameters: Per | None, gradients: Per | None) -> Graph:
-    """The graph of replicas whose exchanges are lowered so; of any number of them, for they do the same."""
+    """The graph of any number of replicas, which all do the same, with their exchanges."""
     order = entry("data_parallel").build(Shape(1, layers, microbatches, outer_replicas=2))
     order = order.with_partition(symmetric((1,) * layers))
     if parameters is None and gradients is None:

@@ -1,7 +1,7 @@
-"""Software: how a framework computes and communicates, from `conf/software/`, and the constants of its speed.
+"""Software: the traits of a framework, from `conf/software/`, and the constants of its speed.
 
-A trait is read off the framework (which attention, what overlaps); a constant is a number with a prior that may be
-fitted on published runs: `conf/software/constants.csv`, made by `python -m analysis.predictions.clusters fit`.
+A trait is read off the framework, such as its attention and what overlaps. A constant is a number with a prior that may
+be fitted on published runs: `conf/software/constants.csv`, made by `python -m analysis.predictions.clusters fit`.
 """
 
 import csv
@@ -14,7 +14,7 @@ from rpbench.cost.hardware.device import CONF, names, read
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.registry import unknown_name
 
-DEFAULT = "megatron_core"  # whose kernels and overlap stand for a run that names none
+DEFAULT = "megatron_core"  # the software of a run that names none
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
 Kernels = Literal["tiled", "eager", "fused", "engine"]
 
@@ -58,64 +58,41 @@ PRIORS: Mapping[str, Prior] = {
 
 @dataclass(frozen=True)
 class Software:
-    """Traits of a framework, and its constants.
-
-    Args:
-        kernels: how they are counted: `tiled` by tiles and waves of each product (`rpbench.mesh.layers.layer_seconds`),
-            `eager` and `fused` by FLOPs and bytes (`rpbench.mesh.layers.eager_kernels`), `engine` by the same and what
-            a calibration of this project's own engine found (`rpbench.mesh.layers.engine_kernels`).
-        attention: generation of the attention kernels.
-        passes: 16-bit passes over the hidden state of one layer's forward (element-wise kernels).
-        loss_bytes: bytes moved for a logit, forward and backward together.
-        recompute: seconds of full recomputation over those of a forward.
-        gradient_bytes: of a gradient when it is reduced over replicas.
-        accumulate_bytes: of a gradient between microbatches.
-        blocking_hops: whether a stage waits for its neighbours' transfers.
-        hidden_tensor, hidden_expert: shares of these collectives that hide behind computation.
-        gradients_beside, parameters_beside: whether data parallelism's collectives run beside computation.
-        reduce_volumes: volumes of a step's data parallelism: 2, or 3 where gradients are all-reduced and then gathered.
-        zigzag: whether context parallelism balances causal attention.
-        deduplicates: whether a token is sent once to a node, however many of its experts live there.
-        pad_vocab: rows of the vocabulary are a multiple of this, for each tensor shard.
-        split_penalty: kernels of a backward that is split, over those of a whole one.
-        softmax_passes: passes over the scores of unfused attention, forward.
-        dispatch_bytes: of a value that is sent to an expert.
-        scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit.
-        optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
-        constants: see `PRIORS`.
-        numbers: what its kernels, its host and its memory are counted with, where they are
-            (`rpbench.cost.hardware.basis`); `declared` has the origin of each.
-
-    Raises:
-        ValueError: for a constant that is not known or not above 0.
-    """
+    """Traits of a framework, and its constants; ValueError for a constant that is not known or not above 0."""
 
     name: str
+    # how kernels are counted: `tiled` by tiles and waves of each product (`rpbench.mesh.layers.layer_seconds`), `eager`
+    # and `fused` by FLOPs and bytes (`eager_kernels`), `engine` by the same and a calibration of this project's own
+    # engine (`engine_kernels`)
     kernels: Kernels = "tiled"
-    attention: Attention = "flash2"
-    passes: float = 14.0
-    loss_bytes: float = 14.0
-    recompute: float = 1.0
-    gradient_bytes: int = 4
-    accumulate_bytes: int = 4
-    blocking_hops: bool = False
+    attention: Attention = "flash2"  # generation of the attention kernels
+    passes: float = 14.0  # 16-bit passes over the hidden state of one layer's forward (element-wise kernels)
+    loss_bytes: float = 14.0  # bytes moved for a logit, forward and backward together
+    recompute: float = 1.0  # seconds of full recomputation over those of a forward
+    gradient_bytes: int = 4  # of a gradient when it is reduced over replicas
+    accumulate_bytes: int = 4  # of a gradient between microbatches
+    blocking_hops: bool = False  # whether a stage waits for its neighbours' transfers
+    # hidden_tensor, hidden_expert: fractions of these collectives that computation hides
     hidden_tensor: float = 0.0
     hidden_expert: float = 0.0
+    # gradients_beside, parameters_beside: whether data parallelism's collectives run beside computation
     gradients_beside: bool = True
     parameters_beside: bool = True
-    reduce_volumes: int = 2
-    zigzag: bool = True
-    deduplicates: bool = False
-    pad_vocab: int = 128
-    split_penalty: float = 1.03
-    softmax_passes: float = 6.0
-    dispatch_bytes: int = 2
+    reduce_volumes: int = 2  # tensor sizes sent in a step; 3 if gradients are all-reduced and parameters then gathered
+    zigzag: bool = True  # whether context parallelism balances causal attention
+    deduplicates: bool = False  # whether a token is sent once to a node, however many of its experts live there
+    pad_vocab: int = 128  # rows of the vocabulary on each tensor shard are a multiple of this
+    split_penalty: float = 1.03  # seconds of the kernels of a split backward over those of a whole one
+    softmax_passes: float = 6.0  # passes over the scores of unfused attention, forward
+    dispatch_bytes: int = 2  # of a value that is sent to an expert
+    # scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit
     scale: float = 1.0
     reserve_bytes: float = 0.0
     logit_bytes: float = 8.0
-    optimizer_bytes: float = 12.0
-    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    optimizer_bytes: float = 12.0  # state of a parameter: 12 for Adam with a master copy
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)  # see `PRIORS`
     source: str = ""
+    # for kernels that are not tiled (`rpbench.cost.hardware.basis`); `declared` has the origin of each
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
 
@@ -132,22 +109,17 @@ class Software:
         object.__setattr__(self, "constants", values)
 
     def with_constants(self, values: Mapping[str, float]) -> "Software":
-        """The same framework with some constants replaced."""
         return replace(self, constants={**self.constants, **values})
 
 
 def usual_software(measured: Iterable[str]) -> Software:
-    """The software of a run that names none: our engine where a machine's `measured` constants have it."""
+    """The software of a run that names none: our engine if the machine's `measured` constants include it."""
     return software("engine" if has_engine(measured) else DEFAULT)
 
 
 @cache
 def software(name: str) -> Software:
-    """The framework of `conf/software/<name>.yaml`, with what has been fitted for it.
-
-    Raises:
-        ValueError: for an unknown name, with the nearest, or an unknown field.
-    """
+    """The framework of `conf/software/<name>.yaml`, constants fitted; ValueError for an unknown name or field."""
     known = names("software")
     if name not in known:
         raise ValueError(unknown_name("software", name, known))
@@ -155,11 +127,7 @@ def software(name: str) -> Software:
 
 
 def software_of(values: Mapping[str, Any]) -> Software:
-    """The framework of a file's keys; what was fitted for it holds unless they say otherwise.
-
-    Raises:
-        ValueError: for an unknown field, or a value that cannot be.
-    """
+    """The framework of a file's keys, which win over fitted constants; ValueError for wrong fields or values."""
     _check_traits(values)
     name = str(values["name"])
     own = read(CONF / "software" / f"{name}.yaml").get("constants", {}) if name in names("software") else {}
@@ -190,14 +158,14 @@ def _check_traits(values: Mapping[str, Any]) -> None:
 
 
 def declared_software(name: str) -> Software:
-    """The same before anything is fitted; ValueError for an unknown field."""
+    """The framework without fitted constants; ValueError for an unknown field."""
     values = read(CONF / "software" / f"{name}.yaml")
     _check_traits(values)
     return Software(**values)
 
 
 def fitted(name: str) -> dict[str, float]:
-    """Constants that were fitted for a framework; empty where none were."""
+    """Constants that were fitted for a framework."""
     path = CONF / "software" / "constants.csv"
     if not path.exists():
         return {}

@@ -33,7 +33,7 @@ def step_terms(job: Job) -> Terms:
 
 
 def _exposed_s(job: Job, rank: int, stages: StageSeconds) -> float:
-    """Exposed seconds that data parallelism adds to a step of a rank."""
+    """Exposed seconds that data parallelism adds to a rank's step."""
     own = job.stages_of(rank)
     forward = sum(stages.forward[stage] for stage in own)
     backward = sum(stages.backward[stage] + stages.recompute[stage] for stage in own)
@@ -42,7 +42,7 @@ def _exposed_s(job: Job, rank: int, stages: StageSeconds) -> float:
 
 
 def _broadcasts_s(job: Job) -> float:
-    """Seconds of owners who broadcast their new parameters in turn, beyond what a gather takes."""
+    """Seconds by which broadcasts of new parameters, owner by owner, take longer than one gather."""
     owners = job.replica_group(job.mesh.shard_group)
     constants, others = job.software.constants, owners.size // owners.here - 1
     return constants["broadcast_s"] + others * constants["hop_s"] if others > 0 else 0.0
@@ -69,25 +69,23 @@ def pipeline_terms(job: Job, stages: StageSeconds) -> Terms:
     return terms
 
 
-def stages_of_step(job: Job) -> StageSeconds:
-    """Seconds of a job's stages, gathers of parameters included where layers wait for them."""
-    return _gathered_stages(job) if _gathers(job) else stage_seconds(job)
-
-
 def _gathers(job: Job) -> bool:
     return job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1
 
 
-def _gathered_stages(job: Job) -> StageSeconds:
-    """Stages whose layers' parameters are gathered for every microbatch, or once a step with a pipeline."""
-    if job.mesh.pipeline > 1:
+def stages_of_step(job: Job) -> StageSeconds:
+    """Seconds of a job's stages.
+
+    Gathers of parameters are included if layers wait for them: without a pipeline, which gathers once a step.
+    """
+    if not _gathers(job) or job.mesh.pipeline > 1:
         return stage_seconds(job)
     own, mesh = job.architecture, job.mesh
     forward = backward = 0.0
     for layers in job.stage_layers:
         for kind, count in layers:
             parameters = own.dense_parameters(kind) / mesh.tensor
-            if mesh.expert == 1:  # otherwise experts stay on the devices that they are dealt to
+            if mesh.expert == 1:  # else experts stay on the devices they are spread over
                 parameters += own.expert_parameters(kind) / mesh.expert_tensor
             found = gathered_layer(job, job.kinds[kind], parameters)
             forward, backward = forward + count * found.forward, backward + count * found.backward
@@ -95,7 +93,9 @@ def _gathered_stages(job: Job) -> StageSeconds:
 
 
 def _ends_s(job: Job) -> float:
-    """The first gather and the last scatter of every microbatch: the root unit's; with a pipeline, once a step."""
+    """Seconds of the first gather and the last scatter: of the root unit for every microbatch; with a pipeline, of the
+    first rank's parameters once a step.
+    """
     own, mesh = job.architecture, job.mesh
     root = padded_vocab(job) * own.hidden / mesh.tensor * (1 if own.tied else 2)
     found = gathered_layer(job, job.head, root)
@@ -107,12 +107,12 @@ def _ends_s(job: Job) -> float:
 
 
 def _fullest(job: Job) -> set[int]:
-    """Ranks whose data parallelism may be longest: the first, the last, and one between."""
+    """Ranks whose data parallelism may take longest: the first, the last, and one between."""
     return {0, job.mesh.pipeline // 2, job.mesh.pipeline - 1}
 
 
 def _optimizer_s(job: Job) -> float:
-    """Seconds of the optimizer: the bytes of every parameter a device owns."""
+    """Seconds of the optimizer on the rank whose devices own most parameters."""
     found = 0.0
     for rank in _fullest(job):
         own = trained(job, rank)

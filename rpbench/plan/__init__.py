@@ -1,4 +1,4 @@
-"""Partitions and plans: which layers make which stage.
+"""Partitions and plans: the layers of each stage.
 
 Choosing a partition by rule needs the standard library only; searching and evaluating load the simulator.
 """
@@ -17,25 +17,21 @@ if TYPE_CHECKING:
 
 METHODS = ("published", "even", "greedy", "pipedream", "mobius", "search")
 
-# Actions a search may time by default: seconds on one core for the models of the RoundPipe paper.
-BUDGET = 500_000_000
+BUDGET = 500_000_000  # actions a search may time by default: seconds on one core for the models of the RoundPipe paper
 
 
 class Choice(NamedTuple):
-    """A partition, the method that gave it, how many were simulated to find it; and its schedule, where it was made.
-
-    `proven`: of `mobius`, whether no cut has a shorter step under its own model.
-    """
+    """A partition, and how it was found."""
 
     partition: Partition
     method: str
-    num_evaluated: int = 0
-    schedule: Schedule | None = None
-    proven: bool | None = None
+    num_evaluated: int = 0  # partitions simulated to find it
+    schedule: Schedule | None = None  # None: not made yet
+    proven: bool | None = None  # for `mobius`, whether no cut has a shorter step under its own model
 
 
 def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:
-    """The partition a method gives.
+    """The partition of a method.
 
     Args:
         method: one of `METHODS`, or a partition as text such as `3-3-4` or `2-2|1-1-2-0*`.
@@ -79,7 +75,7 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:
 
 
 def plan(method: str, problem: Problem, *, budget: int = BUDGET) -> "Plan":
-    """The partition a method gives, with its simulated makespan; arguments and errors as of `choose`."""
+    """The partition of a method with its simulated makespan; arguments and errors as of `choose`."""
     from rpbench.plan.evaluate import evaluate
 
     chosen = choose(method, problem, budget=budget)
@@ -91,7 +87,7 @@ def _checked(problem: Problem, partition: Partition, method: str) -> Choice:
 
 
 def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> Partition:
-    """The partition, unless an inner stage is empty; one of several on a device may be, and passes tensors on."""
+    """The partition; ValueError for an empty inner stage, unless devices have several, which pass tensors on."""
     if not problem.entry.separate_cuts and len(partition.forward) > problem.num_ranks:
         return partition
     for counts in (partition.forward, partition.backward):
@@ -106,7 +102,7 @@ def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> P
 
 
 def _seeds(problem: Problem) -> list[Partition]:
-    """Partitions that `search` must not be worse than: greedy, and even and published where they exist."""
+    """The partitions from which `search` starts: greedy, and published and even if they exist."""
     seeds = [plan_greedy(problem)]
     if problem.published is not None and _fits(problem, problem.published):
         seeds.append(problem.published)

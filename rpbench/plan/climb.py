@@ -1,4 +1,4 @@
-"""Local search over the partitions with one pair of stage counts: a layer at a time goes to another stage."""
+"""Local search over the partitions with one pair of stage counts: one layer at a time moves to another stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,57 +6,41 @@ from functools import cached_property
 from heapq import heappop, heappush, nsmallest
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.plan.counts import Counts
+from rpbench.plan.counts import Counts, Floats, Ints, single_moves
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-# Moves of one plan tried at a time: few, so that the climb soon turns to a better plan.
-CHUNK = 256
-# Most plans changed in one round, which ends once it has enough new plans to time side by side.
-GROUP = 16
-# Plans worse than the best by more than this fraction are dropped.
-SLACK = 0.03
-# A climb stops after this many moves without a better plan.
-PATIENCE = 50_000
-# Improvements below this share are rounding.
-TOLERANCE = 1e-9
-# Score of a plan that does not fit, times bytes needed over the limit: worse than every plan that fits.
-MISFIT = 1e100
-# Handling a plan takes as long as timing this many actions.
-HANDLING = 400
-# Building a graph takes as long as timing it this many times.
-BUILDING = 1500
+CHUNK = 256  # moves of one plan tried at a time: few, so that the climb soon turns to a better plan
+GROUP = 16  # most plans changed in one round. A round ends once it has enough new plans to time side by side.
+SLACK = 0.03  # plans worse than the best by more than this fraction are dropped
+PATIENCE = 50_000  # a climb stops after this many moves without a better plan
+TOLERANCE = 1e-9  # improvements below this share are rounding
+MISFIT = 1e100  # score of a plan that does not fit, times bytes needed over the limit: worse than every plan that fits
+HANDLING = 400  # handling a plan takes as long as timing this many actions
+BUILDING = 1500  # building a graph takes as long as timing it this many times
 
 
 @dataclass
 class Tally:
-    """The work of a search so far, over all its climbs: actions timed, and plans timed."""
+    """The work of a search so far, over all its climbs: `work` in actions timed, and plans timed."""
 
     work: int = 0
     num_evaluated: int = 0
 
 
 class ClimbOrder:
-    """The order that partitions with the same numbers of stages share, and what follows from it whatever the times.
+    """The order of all partitions with these numbers of stages, its graph and footprint; ValueError if there is none.
 
     Args:
-        problem: its times and its memory are not read, so that problems that differ in these alone share an order.
-        counts: numbers of stages.
-        cut: whose times the order follows, where it follows any; None: equal stages.
-
-    Raises:
-        ValueError: if the schedule cannot be built for these numbers.
+        problem: its times and its memory are not read, so problems that differ only in these share an order.
+        cut: an order that depends on times follows those of this cut; None: equal stages.
     """
 
     def __init__(self, problem: Problem, counts: Counts, cut: Partition | None = None) -> None:
@@ -65,7 +49,6 @@ class ClimbOrder:
 
     @cached_property
     def graph(self) -> Graph:
-        """The action graph of the order."""
         return build_graph(self.schedule)
 
     @cached_property
@@ -74,10 +57,9 @@ class ClimbOrder:
         return turns_at_once(self.schedule)
 
     def footprint(self, sizes: ModelBytes) -> Footprint:
-        """The footprint of partitions with this order."""
         if self._footprint is None:
             entry = self._problem.entry
-            shares = entry.lower is not None and not entry.separate_cuts  # what moves decides what stays
+            shares = entry.lower is not None and not entry.separate_cuts  # transfers decide which bytes stay
             schedule = self._problem.finished(self.schedule) if shares else self.schedule
             self._footprint = Footprint(schedule, sizes, peak_in_flight(self.graph))
         return self._footprint.of_sizes(sizes)
@@ -88,17 +70,13 @@ class ClimbOrder:
 class Climb:
     """Best-first search from given partitions: every move is applied to the best plan not yet changed.
 
-    Unlike a plain ascent it crosses plateaus, which are wide: the makespan follows the critical path alone,
-    and a layer moved elsewhere changes nothing.
+    Unlike a plain ascent it crosses plateaus, which are wide: the makespan depends on the critical path only, and other
+    moves change nothing.
 
     Args:
         seeds: partitions with the same numbers of stages.
-        tally: counts the work.
-        order: of the problem and these numbers of stages, if there is one already.
+        order: of the problem and these numbers of stages; None: it is made, or ValueError.
         fitting: whether every plan recomputes as few of its stages as its memory allows.
-
-    Raises:
-        ValueError: if the schedule cannot be built for these numbers.
     """
 
     def __init__(
@@ -130,11 +108,11 @@ class Climb:
         if self._memory is not None:
             self._footprint = order.footprint(self._memory.sizes)
             if self._footprint.least_bytes > self._memory.limit_bytes:
-                # Nothing fits: then the fastest, and the verdict says why it cannot run.
+                # Nothing fits: then the fastest is searched for, and the verdict says why it cannot run.
                 self._memory, self.hopeless = None, True
 
-        # A bound stage without layers passes tensors on and pays for the hops. Where the directions are cut apart
-        # a stage is a job of its own, and a job without layers is none.
+        # A bound stage without layers passes tensors on and pays for the hops. If the directions are cut apart, a stage
+        # is a job of its own, which needs layers.
         num_columns = sum(self.counts) if self._separate else self.counts[0]
         self._least = np.full(num_columns, int(self._separate))
         if self._separate:
@@ -143,7 +121,7 @@ class Climb:
         self._weights = np.random.default_rng(0).integers(2**63, size=num_columns)
         self._seen: set[int] = set()  # plans, each as the weighted sum of its counts
         self._plans: list[Ints] = []
-        self._scored: list[tuple[float, int]] = []  # of those worth changing
+        self._scored: list[tuple[float, int]] = []  # score and plan, if worth changing
         self._open: list[tuple[float, int, int]] = []  # score, plan, moves already tried
         self._tally = tally
         tally.work += BUILDING * graph.num_actions
@@ -154,7 +132,6 @@ class Climb:
 
     @property
     def best(self) -> Partition:
-        """The best partition found so far."""
         return self._partition(self._best)
 
     def _partition(self, plan: int) -> Partition:
@@ -203,7 +180,6 @@ class Climb:
         return neighbours
 
     def _fresh(self, rows: Ints) -> Ints:
-        """The rows not seen before."""
         fresh = []
         for index, key in enumerate((rows * self._weights).sum(axis=1).tolist()):
             if key not in self._seen:
@@ -212,7 +188,7 @@ class Climb:
         return rows[fresh]
 
     def _add(self, rows: Ints) -> bool:
-        """Score new plans and open those worth changing; True if one is better than any before."""
+        """Score new plans and open those worth changing; whether one is better than any before."""
         if not len(rows):
             return False
         scores, before, first = self._score(rows), self.best_score, len(self._plans)
@@ -232,9 +208,9 @@ class Climb:
         num_forward = self.counts[0]
         forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
         everything = np.ones((1, backward.shape[1]), bool) if self._fitting else None
-        scores = self._batch.makespans(forward, backward, everything)  # a bound, where some will run again
+        scores = self._batch.makespans(forward, backward, everything)  # a lower bound for stages that will recompute
         if self._memory is not None:
-            close = scores <= self.best_score * (1 + SLACK)  # the others are out of the race as they are
+            close = scores <= self.best_score * (1 + SLACK)  # the other plans are dropped whatever they need
             limit, keeps = self._memory.limit_bytes, self._keeps
             forward, backward = forward[close], backward[close]
             if self._fitting:
@@ -251,10 +227,12 @@ class Climb:
 def _moves(counts: Counts, separate: bool) -> Ints:
     """Changes of the counts that take a layer from one stage and give it to another, near stages first."""
     num_forward, num_backward = counts
+    up = single_moves(num_forward, near_first=True)
     if not separate:
-        return _shifts(num_forward, num_forward, 0)
+        return up
     columns = num_forward + num_backward
-    up, down = _shifts(columns, num_forward, 0), _shifts(columns, num_backward - 1, num_forward)
+    up = np.pad(up, ((0, 0), (0, num_backward)))
+    down = np.pad(single_moves(num_backward - 1, near_first=True), ((0, 0), (num_forward, 1)))
     # A layer that enters the fused stage leaves a forward and a backward stage, one of them next to it.
     givers = [
         (forward, backward)
@@ -267,12 +245,3 @@ def _moves(counts: Counts, separate: bool) -> Ints:
     for index, pair in enumerate(givers):
         enter[index, pair] = -1
     return np.concatenate([up, down, enter, -enter])
-
-
-def _shifts(num_columns: int, num_stages: int, first: int) -> Ints:
-    pairs = [(giver, taker) for giver in range(num_stages) for taker in range(num_stages) if giver != taker]
-    pairs.sort(key=lambda pair: abs(pair[0] - pair[1]))
-    moves = np.zeros((len(pairs), num_columns), np.int64)
-    for index, (giver, taker) in enumerate(pairs):
-        moves[index, first + giver], moves[index, first + taker] = -1, 1
-    return moves

@@ -1,20 +1,24 @@
-"""Numbers of stages worth trying, best guess first, and plain partitions for each of them."""
+"""Numbers of stages worth trying, plain partitions for each of them, and the moves of one layer."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import accumulate, pairwise, product
 
 import numpy as np
+import numpy.typing as npt
 
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.even_and_greedy import fill_stages, head_total, layer_totals
 from rpbench.plan.problem import Problem
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Counts = tuple[int, int]  # forward stages, backward stages
 
 
 def promising_counts(problem: Problem) -> list[Counts]:
-    """Numbers of stages in the order in which a search should try them."""
+    """Numbers of stages to try, best guess first."""
     if problem.entry.separate_cuts:
         return _rank_separate(problem)
     numbers = [problem.num_bound_stages]
@@ -28,9 +32,8 @@ def promising_counts(problem: Problem) -> list[Counts]:
 def _rank_separate(problem: Problem) -> list[Counts]:
     """Every pair of stage counts, by an estimate of the makespan.
 
-    The steady part lies between perfect packing (the work) and lock-step (every stage as long as the
-    longest): their mean is taken. Filling and draining pass (p - 1) / 2 stages of either direction,
-    averaged over devices.
+    The steady part lies between perfect packing (the work) and lock-step (every stage as long as the longest): their
+    mean is taken. Filling and draining pass (p - 1) / 2 stages of either direction, averaged over devices.
     """
     times, layers = problem.times, problem.num_layers
     again = [recompute + backward for recompute, backward in zip(times.recompute, times.backward, strict=True)]
@@ -82,6 +85,17 @@ def _fused_sizes(times: LayerTimes, num_backward: int) -> Iterator[int]:
     fitting = sum(head_total(times) + top <= mean for top in tops)
     if 0 < fitting < times.num_layers:
         yield fitting
+
+
+@cache
+def single_moves(num_stages: int, *, near_first: bool = False) -> Ints:
+    """All moves of one layer from a stage to another, as changes of the counts, (moves, stages)."""
+    givers, takers = np.nonzero(~np.eye(num_stages, dtype=bool))
+    if near_first:
+        order = np.argsort(np.abs(givers - takers), kind="stable")
+        givers, takers = givers[order], takers[order]
+    one = np.eye(num_stages, dtype=np.int64)
+    return one[takers] - one[givers]
 
 
 def stage_times(layers: Sequence[Number], counts: tuple[int, ...]) -> list[Number]:

@@ -15,51 +15,33 @@ from rpbench.sim.shared_links import simulate_charged
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition with its simulated makespan and its fit into memory.
-
-    Args:
-        makespan: simulated, in the unit of the problem's layer times.
-        num_evaluated: partitions simulated to find it.
-        method: `published`, `even`, `greedy`, `pipedream`, `search` or `given`.
-        infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
-    """
+    """A partition with its simulated makespan and its fit into memory."""
 
     partition: Partition
-    makespan: float
-    num_evaluated: int
+    makespan: float  # in the unit of the problem's layer times
+    num_evaluated: int  # partitions simulated to find it
     method: str
-    infeasible: str = ""
+    infeasible: str = ""  # why it does not fit into a device's memory; empty if it does, or if no memory is known
 
 
 def graph_of(problem: Problem, partition: Partition) -> Graph:
-    """The action graph of a partition: of the schedule that would run.
-
-    Raises:
-        ValueError: if the partition does not cover the layers or does not fit the schedule.
-    """
+    """The action graph of the schedule that would run; ValueError if the partition does not suit the problem."""
     return build_graph(problem.finished(problem.order(partition)))
 
 
 def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluated: int = 1) -> Plan:
-    """The partition with its simulated makespan, and whether it fits into memory.
-
-    Raises:
-        ValueError: as `graph_of`.
-    """
+    """The partition with its simulated makespan and its fit into memory; ValueError as `graph_of`."""
     graph = graph_of(problem, partition)
     found = makespan(simulate_charged(graph, problem.charged(graph.schedule)))
-    return Plan(partition, found, num_evaluated, method, _misfit(problem, graph))
+    infeasible, memory = "", problem.memory
+    if memory is not None:
+        keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
+        classes = classes_of(graph.schedule, memory.sizes, peak_in_flight(graph), keeps)
+        infeasible = why_infeasible(graph.schedule, classes, memory.limit_bytes)
+    return Plan(partition, found, num_evaluated, method, infeasible)
 
 
 def makespan(timeline: Timeline) -> float:
-    """The last end, in the unit of the costs; actions of no length do not count."""
+    """The last end, in the unit of the costs, without actions that take no time."""
     start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
     return float(end[end > start].max(initial=0.0))
-
-
-def _misfit(problem: Problem, graph: Graph) -> str:
-    if problem.memory is None:
-        return ""
-    keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
-    classes = classes_of(graph.schedule, problem.memory.sizes, peak_in_flight(graph), keeps)
-    return why_infeasible(graph.schedule, classes, problem.memory.limit_bytes)

@@ -1,10 +1,10 @@
 """Partitions by a rule, without a search: even, and greedy.
 
     even      as many layers in every stage, give or take one
-    greedy    the released RoundPipe planner, and the same idea where stages are bound to devices
+    greedy    the released RoundPipe planner, and its counterpart for stages that are bound to devices
 
-Both greedy ones fill stages up to a time budget and differ in the number of stages. The planner takes the number that
-results and compares budgets; a bound schedule needs a given number and takes the smallest budget that allows it.
+Both greedy planners fill stages up to a time budget. The released one takes any number of stages and compares budgets;
+a bound schedule has a given number of stages and takes the smallest budget that allows it.
 
 Source: planner of the released RoundPipe library (arXiv 2604.27085), from a description of what it does.
 """
@@ -20,13 +20,12 @@ from rpbench.plan.problem import Problem
 
 
 def plan_even(problem: Problem) -> Partition:
-    """Equal stages, whatever they cost.
+    """Stages with equal numbers of layers.
 
-    Where stages are bound to devices, each holds `default_chunks` of them, or fewer if that number was not asked for
-    and some would be empty. Where the directions are cut apart, the head is a stage of its own, every
-    device gets `default_chunks` backward stages, and there are as many forward stages as make a forward stage
-    about as long as a backward stage. With a published partition beside it and no number of chunks asked for,
-    the numbers of stages are the published ones.
+    If stages are bound to devices, each device holds `default_chunks` stages, or fewer if that number was not asked for
+    and some would be empty. If the directions are cut apart, the head is a stage of its own, every device gets
+    `default_chunks` backward stages, and the number of forward stages makes them about as long as backward stages. If a
+    partition is published and no number of chunks was asked for, the numbers of stages are the published ones.
 
     Raises:
         ValueError: if there are fewer layers than stages bound to devices.
@@ -46,11 +45,7 @@ def plan_even(problem: Problem) -> Partition:
 
 
 def num_bound_stages(problem: Problem, method: str) -> int:
-    """Stages of a schedule that binds them to devices: as many as asked for, or at most one a layer.
-
-    Raises:
-        ValueError: if there are fewer layers than stages; `method` asks.
-    """
+    """The number of bound stages asked for, or at most one a layer; ValueError naming the method for too few layers."""
     layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
     if problem.options.get("replicas") and layers >= problem.num_bound_stages:
         return problem.num_bound_stages
@@ -65,16 +60,12 @@ def num_bound_stages(problem: Problem, method: str) -> int:
     return ranks * chunks
 
 
-# Budgets range from the longest layer to this multiple of it.
-UPPER_THRESHOLD = 1.1
-# Stages are kept within this share of a device's memory, half of it for the stage that is prefetched.
-MEMORY_SHARE = 0.6
+UPPER_THRESHOLD = 1.1  # budgets range from the longest layer to this multiple of it
+MEMORY_SHARE = 0.6  # fraction of a device's memory for the stage that runs and the stage that is prefetched, half each
 # The planner's limit on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
 LIMIT_24GB_CARD_BYTES = 14_400_000_000
-# The embedding is a layer of its own and takes a time just above zero.
-EMBEDDING_SHARE = 1e-6
-# Relative difference of equal budgets, which are sums of the same layers in another order.
-TOLERANCE = 1e-12
+EMBEDDING_SHARE = 1e-6  # the embedding is a layer of its own and takes a time just above zero
+TOLERANCE = 1e-12  # relative difference of equal budgets, which are sums of the same layers in another order
 
 
 def plan_greedy(problem: Problem) -> Partition:
@@ -93,12 +84,12 @@ def plan_greedy(problem: Problem) -> Partition:
 
 
 def layer_totals(times: LayerTimes) -> list[Number]:
-    """Time of forward, recomputation and backward of each layer."""
+    """Time of each layer: forward, recomputation and backward."""
     return [sum(layer) for layer in zip(times.forward, times.recompute, times.backward, strict=True)]
 
 
 def head_total(times: LayerTimes) -> Number:
-    """Time of the head, forward and backward."""
+    """Time of the head, both ways."""
     return times.head_forward + times.head_backward
 
 
@@ -107,11 +98,8 @@ def fill_stages(
 ) -> tuple[int, ...]:
     """Layers of each stage under the smallest budget that needs no more than `num_stages` stages.
 
-    Stages are filled from the last, which holds the head, to the first, so that the remainder lands in the
-    first. A stage also ends where the layers left are just enough to give one to each stage left.
-
-    Args:
-        speeds: of the devices the stages are on; a fast one takes more within the budget.
+    Stages are filled from the last, which holds the head, to the first, so the first gets the remainder. A stage also
+    ends when just one layer is left for each stage left. Stages on fast devices take more within the budget.
     """
     speeds = speeds or (1,) * num_stages
     ends = [0, *accumulate(layers)]
@@ -153,23 +141,18 @@ def _fill(layers: Sequence[Number], head: Number, speeds: Sequence[Number], budg
 
 
 def plan_released(
-    times: LayerTimes,
-    num_ranks: int,
-    *,
-    sizes: ModelBytes | None = None,
-    memory_limit_bytes: int | None = None,
+    times: LayerTimes, num_ranks: int, *, sizes: ModelBytes | None = None, memory_limit_bytes: int | None = None
 ) -> Partition:
-    """The partition of the released planner: least (number of stages, p at least) x (budget of a stage).
+    """The partition of the released planner: least (number of stages, at least p) x (budget of a stage).
 
-    It plans num_layers + 2 layers: embedding, decoder layers, head. Budgets are the sums of adjacent
-    layers' forward or backward times between the longest layer and 1.1 times that. For each, the fused
-    stage takes layers from the head downwards, forward stages are filled from the end and backward stages
-    from the start. The embedding stays in a forward stage, as a partition needs one.
+    It plans num_layers + 2 layers: embedding, decoder layers, head. Budgets are the sums of adjacent layers' forward or
+    backward times between the longest layer and 1.1 times that. For each, the fused stage takes layers from the head
+    downwards, forward stages are filled from the end and backward stages from the start. The embedding stays in a
+    forward stage, as a partition needs one.
 
     Args:
-        sizes: of the layers, for the memory limit.
-        memory_limit_bytes: M, for the stage that runs and the one that is prefetched; a stage takes M/2 at
-            most. Where a layer needs more, M is raised to twice that layer. None for no limit.
+        memory_limit_bytes: M, for the stage that runs and the stage that is prefetched; a stage takes at most M/2. If a
+            layer needs more, M is twice that layer. None for no limit.
     """
     layers = _plannable_layers(times, sizes, memory_limit_bytes)
     longest = max(max(layers.forward), max(layers.backward))
@@ -214,7 +197,7 @@ def _plannable_layers(times: LayerTimes, sizes: ModelBytes | None, limit_bytes: 
 
 
 def _budgets(layers: _Layers, longest: Number) -> list[Number]:
-    """Sums of adjacent layers' times from the longest layer's to 1.1 times that, ascending."""
+    """Sums of adjacent layers' times between the longest layer's and 1.1 times that, ascending."""
     found = set()
     for series in (layers.forward, layers.backward):
         for start in range(len(series)):
@@ -230,7 +213,6 @@ def _pack(layers: _Layers, budget: Number) -> Partition:
     num = len(layers.forward)
 
     def fill(order: range, times: Sequence[Number], sizes: Sequence[int]) -> list[list[int]]:
-        """The layers in order, a new stage begun whenever one more would be too much."""
         stages: list[list[int]] = [[]]
         time, size = 0, 0
         for layer in order:

@@ -1,8 +1,8 @@
 """Cuts: places where a graph of layers may be cut in two, and the layers between any two of them.
 
-A cut is a set of layers closed under predecessors: the layers that run before that place in the pipeline.
-Those that feed later layers are an antichain, PipeDream's state. A chain of n layers has n + 1
-cuts, from none of the layers to all; branches are only cut all at once:
+A cut is a set of layers closed under predecessors: the layers that run before that place in the pipeline. Those that
+feed later layers are an antichain, PipeDream's state. A chain of n layers has n + 1 cuts, from no layer to all. A cut
+through branches cuts all of them:
 
         b            cuts of a -> b -> d, a -> c -> d:  {} a ab ac abc abcd
       /   \\
@@ -19,54 +19,43 @@ import numpy as np
 
 from rpbench.cost.layer_graph import LayerGraph
 
-# Two tables of cuts x cuts x machines are kept for a level; more would need memory and minutes.
-MOST_CUTS = 1000
+MOST_CUTS = 1000  # a level has two tables of cuts x cuts x machines; more cuts would need too much memory and minutes
 
 PICOSECONDS_PER_MS = 1e9
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """The cuts of a graph, the smallest first, as numbers 0 (nothing) to `last` (everything).
-
-    Args:
-        members: layers of every cut, as a mask: bit i for layer i.
-        before: (cut, cut) -> whether the first lies within the second and is not the same.
-        time_s, activation_bytes, parameter_bytes: (cut, cut) -> of the layers between the two, where `before`.
-        output_bytes: cut -> bytes that cross it forward.
-    """
+    """The cuts of a graph, the smallest first, as numbers 0 (nothing) to `last` (everything)."""
 
     graph: LayerGraph
-    members: tuple[int, ...]
-    before: np.ndarray
+    members: tuple[int, ...]  # layers of every cut, as a mask: bit i for layer i
+    before: np.ndarray  # (cut, cut) -> whether the first lies within the second and is not the same
+    # time_s, activation_bytes, parameter_bytes: (cut, cut) -> of the layers between the two; 0 unless `before`
     time_s: np.ndarray
     activation_bytes: np.ndarray
     parameter_bytes: np.ndarray
-    output_bytes: np.ndarray
+    output_bytes: np.ndarray  # cut -> bytes that cross it forward
 
     @property
     def last(self) -> int:
         return len(self.members) - 1
 
     def layers_between(self, first: int, second: int) -> list[str]:
-        """Names of the layers of a stage, each behind those that feed it."""
+        """Names of the layers of a stage, each after those that feed it."""
         inside = self.members[second] & ~self.members[first]
         return [self.graph.layers[layer].node for layer in self.graph.order if inside >> layer & 1]
 
 
 def cuts_of(graph: LayerGraph) -> Cuts:
-    """Every cut of a graph.
-
-    Raises:
-        ValueError: if branches side by side make more than `MOST_CUTS`.
-    """
+    """Every cut of a graph; ValueError if branches side by side make more than `MOST_CUTS`."""
     members = _members(graph)
     layers = range(len(graph.layers))
     inside = np.array([[member >> layer & 1 for layer in layers] for member in members], dtype=float)
-    # A cut lies within another if none of its layers is outside of that.
+    # A cut lies within another if none of its layers is outside.
     before = inside @ (1 - inside.T) == 0
     np.fill_diagonal(before, False)
-    # Whole picoseconds add up without rounding, so stages of equal layers take equally long wherever they lie.
+    # Whole picoseconds add up without rounding, so stages of equal layers take equally long anywhere.
     picoseconds = [round((layer.forward_ms + layer.backward_ms) * PICOSECONDS_PER_MS) for layer in graph.layers]
 
     def between(values: list[float]) -> np.ndarray:
@@ -111,7 +100,7 @@ def _members(graph: LayerGraph) -> tuple[int, ...]:
 
 
 def _sends(graph: LayerGraph, member: int) -> list[bool]:
-    """Which layers of a cut feed a layer behind it."""
+    """Whether each layer is in the cut and feeds a layer outside of it."""
     return [
         bool(member >> layer & 1) and any(not member >> other & 1 for other in after)
         for layer, after in enumerate(graph.successors)

@@ -1,8 +1,8 @@
-"""Linear programs of a few dozen rows, for bounds: by duality any prices of the rows bound what the best plan reaches.
+"""Linear programs of a few dozen rows, for bounds: by duality any prices of the rows bound the best value.
 
     maximise  value . x   where   rows @ x <= limits,  x >= 0,  limits >= 0
 
-The simplex method finds good prices; what it is stopped at, or rounds, makes a bound loose and never wrong.
+The simplex method finds good prices. An early stop or rounding makes a bound loose, never wrong.
 Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 5 and 6.
 """
 
@@ -16,13 +16,13 @@ MOST_PIVOTS = 400
 
 
 def prices(rows: Floats, limits: Floats, value: Floats) -> Floats:
-    """Prices of the rows, (rows,), none below 0: whatever keeps to limits of b is worth no more than prices . b.
+    """Prices of the rows, (rows,), none below 0: every x within limits b has a value of at most prices . b.
 
-    All infinite where no prices bound the value.
+    All are infinite if no prices bound the value.
 
     Args:
         rows: (rows, variables).
-        limits: (rows,), none below 0: where prices are looked for. They bound the value at any other limits as well.
+        limits: (rows,), none below 0: prices are best at these limits, and bound the value at all others.
         value: (variables,), none below 0.
     """
     num_rows, num_variables = rows.shape
@@ -48,7 +48,7 @@ def prices(rows: Floats, limits: Floats, value: Floats) -> Floats:
 
 
 def _sound(found: Floats, rows: Floats, value: Floats) -> Floats:
-    """The prices, raised until rows price every variable at its value or more, also after an early stop."""
+    """The prices, raised until the rows price every variable at its value or more."""
     paid = found @ rows
     wanted = value > 0
     if (paid[wanted] <= 0).any() or (paid[~wanted] < -TINY * max(1.0, float(np.abs(found).max(initial=0)))).any():

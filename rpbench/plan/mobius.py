@@ -1,14 +1,13 @@
 """Mobius's partition: the cut whose modelled step is shortest, for stages that stream through the devices in rotation.
 
     rotation            the modelled step of a cut, with the rates of shared links
-    rotation_program    the search for the best cut, which proves it
+    rotation_program    the search for the best cut, with its proof
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from descriptions of
-its program: computing and upload times, the memory of a device, prefetch as far as memory allows. Equations are ours.
+its program: computing and upload times, device memory, prefetch as far as memory allows. The equations are ours.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.ir.action import Action, Kind
@@ -18,13 +17,6 @@ from rpbench.ir.schedule import Schedule, Weights
 from rpbench.plan.problem import Problem
 from rpbench.plan.rotation import Rotation, share_links
 from rpbench.plan.rotation_program import Program, solve
-
-
-class Posed(NamedTuple):
-    """A problem as a rotation, and the numbers of stages it may take."""
-
-    rotation: Rotation
-    numbers: tuple[int, ...]
 
 
 def plan_mobius(problem: Problem) -> tuple[Partition, Program]:
@@ -41,12 +33,8 @@ def plan_mobius(problem: Problem) -> tuple[Partition, Program]:
     return symmetric(program.counts), program
 
 
-def pose_rotation(problem: Problem) -> Posed:
-    """The rotation of a problem.
-
-    Raises:
-        ValueError: as of `plan_mobius`, but for memory.
-    """
+def pose_rotation(problem: Problem) -> tuple[Rotation, tuple[int, ...]]:
+    """The rotation of a problem, and the numbers of stages to try; ValueError as of `plan_mobius`, but for memory."""
     _check_schedule(problem)
     numbers, traffic, times = _numbers(problem), problem.traffic, problem.times
     if traffic is None or traffic.cluster.link_bytes_per_s("h2d") is None:
@@ -80,13 +68,13 @@ def pose_rotation(problem: Problem) -> Posed:
         problem.memory.limit_bytes if problem.memory else None,
         problem.num_steps > 1,
     )
-    return Posed(rotation, numbers)
+    return rotation, numbers
 
 
 def _numbers(problem: Problem) -> tuple[int, ...]:
-    """Numbers of stages to try, from one a device to one a layer with the head in a stage of its own.
+    """Numbers of stages to try: from one per device to one per layer with the head in a stage of its own.
 
-    With `chunks_per_device` given there is one. A rotation may end at any device.
+    If `chunks_per_device` is given there is one number. A rotation may end at any device.
     """
     layers, ranks = problem.num_layers, problem.num_ranks
     chunks = problem.chunks_per_rank or 1
@@ -122,8 +110,7 @@ def _rotates(schedule: Schedule) -> bool:
     shape = schedule.shape
     for device in range(shape.num_ranks):
         row = schedule.compute(device)
-        first = row[0].stage
-        stages = range(first, shape.num_stages, shape.num_ranks)
+        stages = range(row[0].stage, shape.num_stages, shape.num_ranks)
         wanted = [
             Action(kind, stage, microbatch)
             for microbatches in shape.batches
@@ -143,11 +130,7 @@ def _finished(problem: Problem, num_stages: int) -> Schedule:
 
 
 def _prefetches(schedule: Schedule) -> bool:
-    """Whether the next stage's weights come while a stage runs: before what the stage has is freed.
-
-    Raises:
-        ValueError: if those of more stages do.
-    """
+    """Whether the next stage's weights are loaded while a stage runs; ValueError if those of more stages are."""
     depth = prefetch_depth(schedule)
     if depth > 1:
         raise ValueError(

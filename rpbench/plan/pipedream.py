@@ -1,4 +1,4 @@
-"""PipeDream's partitioner: which layers make a stage, and on how many machines each stage is replicated.
+"""PipeDream's partitioner: the layers of each stage, and the machines that replicate it.
 
 A stage of layers with compute time T and parameters P takes on k machines, per minibatch (k of them run at a time
 and then add up their gradients),
@@ -11,9 +11,9 @@ machines, either all of them are one stage on m machines, or the last stage star
 
     A(i, j, m) = min over q, k of max(A(i, q, m - k), stage(q, j, k))
 
-Machines stand in levels, as in hosts of several devices: A of one level, with all its machines, is the T of the next,
-where every machine of the level below adds up gradients of its own share. Of equal plans the
-one with the shortest last stage is taken, then the one with the fewest machines for it; no split is better than any.
+Machines are in levels, such as hosts of several devices: A of one level, with all its machines, is the T of the next,
+where every machine of the level below adds up gradients of its own shard. Of equal plans the one with the shortest last
+stage is taken, then the one with the fewest machines for it; a single stage is better than any split.
 
 Source: Narayanan et al., SOSP'19, section 3.1. As the released optimizer does by default, transfers between stages
 are not counted (`Rules.count_p2p`), although the paper has them in the maximum.
@@ -39,18 +39,10 @@ MOST_CELLS = 4e7  # of the tables, about 70 bytes each
 
 @dataclass(frozen=True)
 class Network:
-    """Machines in levels, the innermost first, e.g. (4, 4): hosts of 4 devices, 4 hosts.
+    """Machines in levels, the innermost first: (4, 4) is 4 hosts of 4 devices; ValueError for impossible numbers."""
 
-    Args:
-        machines_per_level: of each group of the level.
-        bandwidth_bytes_per_s: of each machine's link in each level.
-
-    Raises:
-        ValueError: if a number is not positive, a level too large, or the two have different lengths.
-    """
-
-    machines_per_level: tuple[int, ...]
-    bandwidth_bytes_per_s: tuple[float, ...]
+    machines_per_level: tuple[int, ...]  # in each group of the level
+    bandwidth_bytes_per_s: tuple[float, ...]  # of each machine's link in each level
 
     def __post_init__(self) -> None:
         machines, links = self.machines_per_level, self.bandwidth_bytes_per_s
@@ -76,19 +68,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Rules:
-    """The charges and limits of the partitioner.
+    """The charges and limits of the partitioner."""
 
-    Args:
-        count_p2p: transfers between stages enter the maximum.
-        straight: no stage is replicated.
-        use_fewer_machines: machines may stay idle where that is faster.
-        memory_bytes: of a machine. A stage needs its activations and parameters once for every minibatch that is
-            under way in it: (machines from the stage on) / (its own), rounded up, within its level. None: no limit.
-    """
-
-    count_p2p: bool = False
-    straight: bool = False
-    use_fewer_machines: bool = False
+    count_p2p: bool = False  # transfers between stages enter the maximum
+    straight: bool = False  # no stage is replicated
+    use_fewer_machines: bool = False  # machines may stay idle where that is faster
+    # of a machine; None: no limit. A stage needs its activations and parameters once for every minibatch in flight:
+    # (machines from the stage on) / (its own), rounded up, within its level.
     memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
@@ -97,7 +83,7 @@ class Rules:
 
 
 def all_reduce_s(parameter_bytes: Any, num: int, bandwidth: float) -> Any:
-    """Seconds in which `num` machines add up the gradients of some parameters; floats or arrays of them."""
+    """Seconds in which `num` machines add up gradients; for one size of parameters, or an array of sizes."""
     return 4 * (num - 1) * parameter_bytes / (bandwidth * num)
 
 
@@ -105,35 +91,27 @@ def all_reduce_s(parameter_bytes: Any, num: int, bandwidth: float) -> Any:
 
 
 class Level:
-    """A of one level, the best pipeline for every pair of cuts and every number of machines.
+    """A of one level: the best pipeline from each of the first `starts` cuts to each cut, for every number of machines.
 
-    Arrays over (start, end, machines - 1), for ends that are the pipeline's or an inner cut.
-
-    The difference is the transfer at the end: `closed` leaves it to the level above or has none, `open` counts it.
+    `closed` and `open` have tables over (start, end, machines - 1). `open` counts the transfer at the end; `closed`
+    leaves it to the level above, or there is none.
     """
 
     def __init__(
-        self, cuts: Cuts, time_s: np.ndarray, num_machines: int, bandwidth: float, below: int, rules: Rules
+        self, cuts: Cuts, time_s: np.ndarray, num_machines: int, bandwidth: float, below: int, rules: Rules, starts: int
     ) -> None:
-        self.cuts, self.num_machines, self.rules, self.below = cuts, num_machines, rules, below
-        self.num = len(cuts.members)
-        self.bandwidth = bandwidth
-        self.stage = [self._stage(time_s, num) for num in range(1, num_machines + 1)]
-        transfer = 2 * cuts.output_bytes / bandwidth if rules.count_p2p else np.zeros(self.num)
-        self.transfer = [transfer / num for num in range(1, num_machines + 1)]
+        self.cuts, self.num_machines, self.rules = cuts, num_machines, rules
+        num_cuts, numbers = len(cuts.members), range(1, num_machines + 1)
+        shared = [all_reduce_s(cuts.parameter_bytes, num, bandwidth) / below for num in numbers]
+        # seconds of a stage on 1, 2, ... machines, (start, end); infinite where there is no stage
+        self.stage = [np.where(cuts.before, (time_s + shared[num - 1]) / num, np.inf) for num in numbers]
+        transfer = 2 * cuts.output_bytes / bandwidth if rules.count_p2p else np.zeros(num_cuts)
+        self.transfer = [transfer / num for num in numbers]
         self.behind = [np.maximum(stage, sent[:, None]) for stage, sent in zip(self.stage, self.transfer, strict=True)]
-        shape = (self.num, self.num, num_machines)
+        shape = (num_cuts, num_cuts, num_machines)
         self.closed, self.open = _Table.empty(shape), _Table.empty(shape)
-
-    def solved(self, num_starts: int) -> "Level":
-        """With A filled in for the first starts."""
-        for num in range(1, self.num_machines + 1):
-            self._fill(slice(0, num_starts), num)
-        return self
-
-    def times(self) -> np.ndarray:
-        """(start, end) -> A with all machines."""
-        return self.closed.time[:, :, -1]
+        for num in numbers:
+            self._fill(slice(0, starts), num)
 
     def parts(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Stages of this level between two cuts, as (start, end, machines)."""
@@ -145,11 +123,6 @@ class Level:
             last, num, table = found[0][0], rest, self.open
         return found
 
-    def _stage(self, time_s: np.ndarray, num: int) -> np.ndarray:
-        """(start, end) -> seconds of a stage on `num` machines; infinite where there is no stage."""
-        shared = all_reduce_s(self.cuts.parameter_bytes, num, self.bandwidth) / self.below
-        return np.where(self.cuts.before, (time_s + shared) / num, np.inf)
-
     def _fitting(self, stage: np.ndarray, num_from_here: int, num: int) -> np.ndarray:
         """Seconds of stages on `num` of the machines from them on, infinite where memory does not hold them."""
         if self.rules.memory_bytes is None:
@@ -160,7 +133,7 @@ class Level:
     def _fill(self, starts: slice, num: int) -> None:
         """A with `num` machines, from A with fewer."""
         most = 1 if self.rules.straight else num
-        # Idle machines are counted before the first stage, so that no stage counts them as machines from it on.
+        # Idle machines are placed before the first stage, so that no stage counts them among the machines from it on.
         fewest = 1 if self.rules.use_fewer_machines else num
         for own in range(min(most, num), fewest - 1, -1):
             alone = self._fitting(self.stage[own - 1], self.num_machines - (num - own), own)[starts]
@@ -175,8 +148,7 @@ class Level:
 
 @dataclass(frozen=True)
 class _Table:
-    """Per (start, end, machines - 1): the time, where the last stage starts (-1: at the start), machines of the last
-    stage, machines of the rest."""
+    """Per (start, end, machines - 1): time, start of the last stage (-1: no split), machines of it and of the rest."""
 
     time: np.ndarray
     split: np.ndarray
@@ -188,7 +160,7 @@ class _Table:
         return _Table(np.full(shape, np.inf), *(np.full(shape, -1, dtype=np.int32) for _ in range(3)))
 
     def offer(self, num: int, starts: slice, time: np.ndarray, split: np.ndarray | None, own: int, rest: int) -> None:
-        """Take over what is faster, or as fast and split later than another split."""
+        """Take over plans that are faster, or as fast with a later split."""
         where = starts, slice(None), num - 1
         known_time, known_split = self.time[where], self.split[where]
         if split is None:
@@ -231,11 +203,7 @@ class Pipeline:
 
 
 def plan_pipeline(cuts: Cuts, network: Network, rules: Rules | None = None) -> Pipeline | None:
-    """The pipeline of the shortest slowest stage; None if the rules leave no pipeline.
-
-    Raises:
-        ValueError: if the tables would take more memory than they should.
-    """
+    """The pipeline whose slowest stage is shortest, None if the rules leave none; ValueError for too large tables."""
     rules = rules or Rules()
     num_cuts, most_machines = len(cuts.members), max(network.machines_per_level)
     if num_cuts**2 * most_machines > MOST_CELLS:
@@ -248,9 +216,9 @@ def plan_pipeline(cuts: Cuts, network: Network, rules: Rules | None = None) -> P
     for level, num_machines in enumerate(network.machines_per_level):
         starts = cuts.last if level < len(network.machines_per_level) - 1 else 1
         bandwidth = network.bandwidth_bytes_per_s[level]
-        table = Level(cuts, time_s, num_machines, bandwidth, below, rules).solved(starts)
+        table = Level(cuts, time_s, num_machines, bandwidth, below, rules, starts)
         solved.append(table)
-        time_s, below = table.times(), below * num_machines
+        time_s, below = table.closed.time[:, :, -1], below * num_machines
     slowest = float(time_s[0, cuts.last])
     if math.isinf(slowest):
         return None
@@ -258,7 +226,7 @@ def plan_pipeline(cuts: Cuts, network: Network, rules: Rules | None = None) -> P
 
 
 def _stages(solved: list[Level], level: int, first: int, last: int) -> list[Stage]:
-    """The stages between two cuts at a level, those of the levels below multiplied by their replicas."""
+    """The stages between two cuts at a level; each has its stages of the level below, replicated together."""
     found = []
     for start, end, num in solved[level].parts(first, last):
         inner = _stages(solved, level - 1, start, end) if level else [Stage(start, end, ())]
@@ -267,10 +235,10 @@ def _stages(solved: list[Level], level: int, first: int, last: int) -> list[Stag
 
 
 def plan_straight(problem: Problem) -> Partition:
-    """A straight pipeline of ours: as many stages as `even` makes; the head may be a stage of its own.
+    """PipeDream's pipeline without replicas, of as many stages as `even` makes; the head may be a stage of its own.
 
-    Nothing is replicated and transfers are not counted; a stage takes its forward, recomputation and backward. With
-    several stages on a device all of them are balanced, not the devices.
+    Transfers are not counted; a stage takes its forward, recomputation and backward. If devices have several stages,
+    the stages are balanced, not the devices.
 
     Raises:
         ValueError: if the directions are cut apart, or there are fewer layers than stages.
@@ -298,33 +266,26 @@ def plan_straight(problem: Problem) -> Partition:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that all machines together send for one minibatch.
+    """Bytes that all machines together send for one minibatch."""
 
-    Args:
-        boundary: outputs of stages forward, and their gradients back.
-        all_reduce: gradients of replicated stages: 2 (k-1)/k of the parameters, k being the replicas.
-        data_parallel: the same, with the whole model on every machine of the network.
-        narrowest: one boundary at the cut of the smallest output, with nothing replicated: no two stages send less.
-    """
-
-    boundary: float
-    all_reduce: float
-    data_parallel: float
-    narrowest: float
+    boundary: float  # outputs of stages forward, and their gradients back
+    all_reduce: float  # gradients of replicated stages: 2 (k-1)/k of the parameters for k replicas
+    data_parallel: float  # the same, with the whole model on every machine of the network
+    narrowest: float  # one boundary at the cut of the smallest output, without replicas: no two stages send less
 
     @property
     def saved(self) -> float | None:
-        """Share of the bytes of data parallelism that the pipeline does not send; None if that sends nothing."""
+        """Fraction of the bytes of data parallelism that the pipeline does not send; None if that sends nothing."""
         return 1 - (self.boundary + self.all_reduce) / self.data_parallel if self.data_parallel else None
 
     @property
     def saved_at_boundaries(self) -> float | None:
-        """`saved` with the stages' outputs alone, as for a pipeline that is not replicated."""
+        """`saved` counting the stages' outputs alone, as for a pipeline without replicas."""
         return 1 - self.boundary / self.data_parallel if self.data_parallel else None
 
     @property
     def saved_at_most(self) -> float | None:
-        """`saved` by the pipeline that sends least, however slow: the upper bound for this model."""
+        """`saved` by the pipeline that sends least, however slow: an upper bound for this model."""
         return 1 - self.narrowest / self.data_parallel if self.data_parallel else None
 
 
@@ -339,12 +300,10 @@ def data_parallel_time_s(cuts: Cuts, network: Network) -> float:
 
 
 def one_machine_time_s(cuts: Cuts) -> float:
-    """Seconds of all layers."""
     return float(cuts.time_s[0, cuts.last])
 
 
 def traffic(cuts: Cuts, network: Network, pipeline: Pipeline) -> Traffic:
-    """The bytes that a pipeline sends, and those of data parallelism."""
     shares = [
         (stage.replicas - 1) / stage.replicas * float(cuts.parameter_bytes[stage.first, stage.last])
         for stage in pipeline.stages
@@ -359,7 +318,7 @@ def traffic(cuts: Cuts, network: Network, pipeline: Pipeline) -> Traffic:
 
 
 def weight_versions(pipeline: Pipeline) -> list[int]:
-    """Minibatches that are under way in each stage, and so the versions of its weights that are kept.
+    """Minibatches in flight in each stage, which each need a version of its weights.
 
     Machines from the stage on over its own, rounded up; for the first stage the paper's NOAM (section 3.2).
     """
@@ -368,7 +327,7 @@ def weight_versions(pipeline: Pipeline) -> list[int]:
 
 
 def stage_bytes(cuts: Cuts, pipeline: Pipeline) -> list[float]:
-    """Bytes on a machine of each stage: activations and parameters, once for every minibatch under way."""
+    """Bytes on a machine of each stage: activations and parameters, once for every minibatch in flight."""
     return [
         versions * float((cuts.activation_bytes + cuts.parameter_bytes)[stage.first, stage.last])
         for versions, stage in zip(weight_versions(pipeline), pipeline.stages, strict=True)

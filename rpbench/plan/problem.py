@@ -18,7 +18,7 @@ from rpbench.registry import Entry
 
 
 def times_of_method(times: LayerTimes, entry: Entry, num_ranks: int, options: Mapping[str, Any]) -> LayerTimes:
-    """Layer times under a method: as given in a pipeline, adapted for replicas of all layers and for tensor shards."""
+    """Layer times under a method: unchanged in a pipeline, adapted for replicas of all layers and for tensor shards."""
     given, wanted = entry.options | dict(options), entry.gathers
     if entry.tensor_parallel:
         return times.of_shards(along_sequence=bool(given.get("sequence_parallel")))
@@ -30,49 +30,32 @@ def times_of_method(times: LayerTimes, entry: Entry, num_ranks: int, options: Ma
 
 @dataclass(frozen=True)
 class Problem:
-    """A schedule, the times of the model's layers and the sizes of a run; the partition is looked for.
-
-    Args:
-        entry: the schedule.
-        times: of one microbatch through each layer.
-        num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
-        chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
-            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
-            some looped ones take one number only (`Entry.chunks`). Where the directions are cut apart it only says how
-            many backward stages `even` makes.
-        options: keyword options of the schedule.
-        recompute_ahead, fused_ahead: as in `CostTable`.
-        published: the partition somebody published for this schedule and model, if any.
-        memory: of a device, and the model's sizes; None for no limit.
-        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`turns_at_once`).
-        fitting: as few stages recompute as the memory allows: known once it is cut.
-        keeps: other backward stages whose layers are not recomputed; known only for a given cut.
-        activations: of one layer, for schedules that order by what stages hold.
-        finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
-        traffic: what transfers take; None: nothing.
-        each: times of every microbatch of a step where they differ, those above being their mean; empty: all are alike.
-        sizes: tokens of every one of these over those of the largest, which `activations` are of.
-    """
+    """A schedule, the times of the model's layers and the sizes of a run; a planner finds the partition."""
 
     entry: Entry
-    times: LayerTimes
+    times: LayerTimes  # of one microbatch through each layer
+    # num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often
     num_ranks: int
     num_microbatches: int
     num_steps: int = 1
+    # stages per device (v). None leaves it open: `search` tries every number, `even` and `greedy` take that of the
+    # published partition, or 2. Schedules that are not looped have 1, and some looped ones take one number only
+    # (`Entry.chunks`). If the directions are cut apart, it only sets the number of backward stages of `even`.
     chunks_per_rank: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the schedule
+    # recompute_ahead, fused_ahead: as in `CostTable`
     recompute_ahead: bool = False
     fused_ahead: bool = False
-    published: Partition | None = None
-    memory: DeviceMemory | None = None
-    keeps_last: bool = False
-    fitting: bool = False
-    keeps: tuple[int, ...] = ()
-    activations: LayerActivations = UNKNOWN
-    finish: Callable[[Schedule], Schedule] | None = None
-    traffic: Traffic | None = None
-    each: tuple[LayerTimes, ...] = ()
-    sizes: tuple[float, ...] = ()
+    published: Partition | None = None  # the partition published for this schedule and model, if any
+    memory: DeviceMemory | None = None  # of a device, and the model's sizes; None for no limit
+    keeps_last: bool = False  # the last stage is not recomputed; for orders that go back at once (`turns_at_once`)
+    fitting: bool = False  # as few stages recompute as the memory allows, which depends on the cut
+    keeps: tuple[int, ...] = ()  # other backward stages whose layers are not recomputed; known only for a given cut
+    activations: LayerActivations = UNKNOWN  # of one layer, for schedules that order by the activations of stages
+    finish: Callable[[Schedule], Schedule] | None = None  # adds steps and transfers; None: steps, if there are several
+    traffic: Traffic | None = None  # times of transfers; None: transfers take no time
+    each: tuple[LayerTimes, ...] = ()  # times of every microbatch of a step if they differ; `times` are then their mean
+    sizes: tuple[float, ...] = ()  # tokens of each of these over those of the largest, whose `activations` are given
 
     def __post_init__(self) -> None:
         each = {
@@ -98,7 +81,7 @@ class Problem:
 
     @property
     def default_chunks(self) -> int:
-        """Stages per device where their number is not searched for."""
+        """Stages per device, if their number is not searched for."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
         if self.entry.chunks is not None:
@@ -111,26 +94,14 @@ class Problem:
 
     @property
     def num_bound_stages(self) -> int:
-        """Stages bound to devices where their number is not searched for."""
+        """Stages bound to devices, if their number is not searched for."""
         return len(self.options.get("replicas") or range(self.num_ranks)) * self.default_chunks
 
     def schedule(self, num_forward: int, num_backward: int, costs: StageCosts | None = None) -> Schedule:
-        """The schedule for these numbers of stages; without costs, stages are equal to those that order by costs.
-
-        Raises:
-            ValueError: if the schedule cannot be built for them.
-        """
-        num_microbatches, num_steps = self.entry.steps(
-            self.num_microbatches, self.num_steps, self.options.get("replicas")
-        )
-        shape = Shape(
-            self.num_ranks,
-            num_forward,
-            num_microbatches,
-            num_backward,
-            num_steps=num_steps,
-            fused=self.entry.separate_cuts,
-        )
+        """The schedule for these numbers of stages, which are equal without costs; ValueError if it cannot be built."""
+        replicas, fused = self.options.get("replicas"), self.entry.separate_cuts
+        num_microbatches, num_steps = self.entry.steps(self.num_microbatches, self.num_steps, replicas)
+        shape = Shape(self.num_ranks, num_forward, num_microbatches, num_backward, num_steps=num_steps, fused=fused)
         return self.entry.build(shape, costs, **self.options)
 
     def costs(self, partition: Partition) -> CostTable:
@@ -144,7 +115,7 @@ class Problem:
             keeps_last=self.keeps_last,
             keeps=self.keeps,
         )
-        tables = {id(own): table(own) for own in self.each}  # one for all that are as long
+        tables = {id(own): table(own) for own in self.each}  # one for all microbatches of the same times
         return replace(table(self.times), each=tuple(tables[id(own)] for own in self.each))
 
     def recomputing_nothing(self) -> "Problem":
@@ -155,13 +126,13 @@ class Problem:
         return replace(self, times=times, memory=memory)
 
     def finished(self, order: Schedule) -> Schedule:
-        """The schedule that runs, of an order."""
+        """The schedule that runs, with steps and transfers."""
         if self.finish is not None:
             return self.finish(order)
         return add_steps(order) if order.shape.num_steps > 1 else order
 
     def charged(self, schedule: Schedule) -> CostTable:
-        """Times of a finished schedule's actions, what it moves included."""
+        """Times of a finished schedule's actions, transfers included."""
         assert schedule.partition is not None
         costs = self.costs(schedule.partition)
         if self.traffic is None or not (self.traffic.optimizer or has_transfers(schedule)):
@@ -170,25 +141,17 @@ class Problem:
 
     @property
     def head_time(self) -> Number:
-        """Time of the last stage beside its layers: the head, forward and backward, if it is not shared."""
+        """Time of the head on the last stage, forward and backward; 0 if devices share the head."""
         return 0 if self.entry.shards_head else self.times.head_forward + self.times.head_backward
 
     def order(self, partition: Partition) -> Schedule:
-        """The schedule of a partition.
-
-        Raises:
-            ValueError: if the partition does not cover the layers or does not fit the schedule.
-        """
+        """The schedule of a partition; ValueError if that does not cover the layers or does not fit the schedule."""
         partition.check_layers(self.num_layers)
         costs = self._stage_costs(partition) if self.entry.needs_costs else None
         return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
 
     def stage_speeds(self, num_stages: int) -> tuple[Number, ...]:
-        """The speed of the device each bound stage is on, the slowest where there are several; 1 where all are equal.
-
-        Raises:
-            ValueError: if the schedule cannot be built for so many stages.
-        """
+        """The speed of each bound stage's device, or of its slowest; 1 if all are equal. ValueError as `schedule`."""
         if not self.times.speeds:
             return (1,) * num_stages
         placement = self.schedule(num_stages, num_stages).placement
@@ -203,9 +166,9 @@ class Problem:
         return replace(self._of_stages(partition, table, 1.0), each=each)
 
     def _of_stages(self, partition: Partition, table: CostTable, size: float) -> StageCosts:
-        """Times of a table and activations of a microbatch of so many of the largest one's tokens."""
+        """Times and activations of stages for a microbatch that has the fraction `size` of the largest one's tokens."""
         speeds = self.stage_speeds(len(partition.forward))
-        whole = Kind.I not in table.work  # costs that do not split backward: nothing of it can wait
+        whole = Kind.I not in table.work  # the costs do not split backward, so no part of it can wait
 
         def times(kind: Kind) -> tuple[float, ...]:
             works = (table.of(kind, stage) for stage in range(len(speeds)))

@@ -9,23 +9,23 @@ forward and later back. With N devices, f and b the times of one microbatch, h o
     ready(j)  = max(end(j-N),  start(j-N) + a(j-N) + u(j))       with prefetch: uploads hide behind the running stage
               = end(j-N) + u(j)                                  without
 
-and the same from stage S-1 to 0 with b, where the first N stages back follow the forward of the same stage. `a` is
-what the running visit brings over the same link: boundary tensors and kept inputs. Microbatches are alike, so the
-arrivals at a stage are convex in their number and the first and the last one decide: `end` is exact, not a bound.
-Behind the backward of stage j its gradients go home and the host's optimizer takes the stages one after the other; it
-shares the host's memory with what the rounds behind it still move:
+and the same from stage S-1 to 0 with b, where the first N stages back follow the forward of the same stage. `a` is the
+time of the running visit's own tensors on the same link: boundary tensors and kept inputs. Microbatches are alike, so
+the arrivals at a stage are convex in their number and the first and the last one decide: `end` is exact, not a bound.
+After the backward of stage j its gradients go to the host, whose optimizer takes the stages one after the other. It
+shares the host's memory with the transfers of later rounds:
 
     step      = max over j of end(j) + store(j) + optimizer(0..j) + traffic(0..j-N)
 
 Links (`share_links`): devices of one root complex share its rate, and all devices share the host's memory. The visits
-of neighbours in the rotation begin one stage's microbatch apart and last M of them, so that their prefetches overlap by
-max(0, 1 - apart / M) where the devices wait for each other (M < N), and always where they do not (M >= N). A device has
-so many others beside it on average, and gets a fair share of the rate. Cross mapping puts devices of one complex
-further apart. At the start of a step all load at once. The simulator (`rpbench.sim.shared_links`) shares links
-moment by moment instead.
+of neighbours in the rotation begin one stage's microbatch apart and last M of them, so their prefetches overlap by
+max(0, 1 - apart / M) if the devices wait for each other (M < N), and always otherwise (M >= N). The sum of these
+overlaps is the mean number of other devices beside a device, which gets a fair share of the rate. Cross mapping puts
+devices of one complex further apart. At the start of a step all devices load at once. The simulator
+(`rpbench.sim.shared_links`) shares links moment by moment instead.
 
-Source: the rotation, the prefetch of the next stage while one runs and its limit by memory are from descriptions of
-Mobius (Feng et al., ASPLOS'23). These equations, the optimizer and the paces of shared links are ours.
+Source: the rotation, the prefetch of the next stage while one runs and its memory limit are from descriptions of
+Mobius (Feng et al., ASPLOS'23). These equations, the optimizer and the rates of shared links are ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,8 +39,8 @@ import numpy.typing as npt
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.hardware.machine import Machine
 
-# Boundary tensors of a microbatch in a visit: in forward one comes, and what is made and what is kept go; in backward a
-# gradient and what was kept come, and one gradient goes.
+# Boundary tensors of a microbatch in a visit, (forward, backward): forward loads its input and stores its output and a
+# kept input; backward loads a gradient and the kept input, and stores a gradient.
 TENSORS_IN, TENSORS_OUT = (1, 2), (2, 1)
 TENSORS = 3
 
@@ -54,7 +54,7 @@ class Stage(NamedTuple):
 
     forward: Floats
     backward: Floats
-    visit_forth: Floats  # of all microbatches, if nothing but the stage and its links holds them up
+    visit_forth: Floats  # of all microbatches, if they wait only for the stage and its links
     visit_back: Floats
     first_load: Floats
     upload: Floats
@@ -67,57 +67,37 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Links:
-    """Times for a byte, by place in the rotation, where devices share ways to the host.
+    """Times per byte, by place in the rotation, of devices that share links to the host."""
 
-    Args:
-        first_load: of the first stages, which all come at the start of the step.
-        alone: of what comes while nothing else does.
-        load: of what comes while stages run; `store`: of what goes home.
-        host: of the host's memory alone.
-        hop: time of a boundary tensor from one device to the next.
-        boundary: time of one that comes to the device at each place.
-        flow: time that the tensors of one microbatch take at least, forward and backward, at each place.
-    """
-
-    first_load: tuple[float, ...]
-    alone: float
+    first_load: tuple[float, ...]  # of the first stages, which are all loaded at the start of the step
+    alone: float  # of a load while nothing else is loaded
+    # load, store: of transfers from and to the host while stages run
     load: tuple[float, ...]
     store: tuple[float, ...]
-    host: float
-    hop: float
-    boundary: tuple[float, ...]
-    flow: tuple[tuple[float, float], ...]
+    host: float  # of the host's memory alone
+    hop: float  # time of a boundary tensor from one device to the next
+    boundary: tuple[float, ...]  # time of loading a boundary tensor at each place
+    flow: tuple[tuple[float, float], ...]  # least time of one microbatch's tensors, forward and backward, at each place
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A model on devices that take its stages in turn.
+    """A model on devices that take its stages in turn."""
 
-    Args:
-        num_ranks, num_microbatches: N and M.
-        forward, backward: times of a microbatch through each layer; recomputation is in `backward`.
-        head: the same two times of the head, in the last stage.
-        spared: what the last stage's layers save each where they are not recomputed; zeros otherwise.
-        sizes: bytes of the layers.
-        links: what transfers take.
-        optimizer: time of the host's optimizer for a byte of optimizer state.
-        prefetches: whether the next stage's weights come while a stage runs.
-        limit_bytes: memory of a device; None for no limit.
-        repeats: whether a step follows the step: a device's last visit has the first of the next one beside it.
-    """
-
+    # num_ranks, num_microbatches: N and M
     num_ranks: int
     num_microbatches: int
+    # forward, backward: times of a microbatch through each layer; recomputation is in `backward`
     forward: Sequence[float]
     backward: Sequence[float]
-    head: tuple[float, float]
-    spared: Sequence[float]
+    head: tuple[float, float]  # the same two times of the head, in the last stage
+    spared: Sequence[float]  # time that each layer saves in a last stage that is not recomputed; else zeros
     sizes: ModelBytes
     links: Links
-    optimizer: float = 0.0
-    prefetches: bool = True
-    limit_bytes: int | None = None
-    repeats: bool = False
+    optimizer: float = 0.0  # time of the host's optimizer for a byte of optimizer state
+    prefetches: bool = True  # whether the next stage's weights are loaded while a stage runs
+    limit_bytes: int | None = None  # memory of a device; None for no limit
+    repeats: bool = False  # another step follows, whose first stage is prefetched in a device's last visit
 
     @property
     def num_layers(self) -> int:
@@ -125,7 +105,7 @@ class Rotation:
 
     @cached_property
     def running(self) -> dict[str, Floats]:
-        """Sums over the layers below, by what is summed."""
+        """Sums over the layers below each layer, by quantity."""
         layers = self.sizes.layers
         columns = {
             "forward": self.forward,
@@ -150,7 +130,7 @@ class Rotation:
         forward = found["forward"] + self.head[0] * is_last
         backward = found["backward"] + (self.head[1] - found["spared"]) * is_last
         links = self.links
-        of_ends = sum(each.weights for each in ends)  # heavy, so that they still come when the others' have come
+        of_ends = sum(each.weights for each in ends)  # heavy: they still load when the others have loaded
         return Stage(
             forward,
             backward,
@@ -170,8 +150,12 @@ class Rotation:
         tensors = (number < num_stages - 1) + (number > 0) if backward else int(number > 0)
         return self.num_microbatches * tensors * self.links.boundary[number % self.num_ranks]
 
+    def ready(self, since: Floats, free: Floats, upload: Floats) -> Floats:
+        """When a stage's weights are there: loaded from `since` on with prefetch, else once the device is free."""
+        return np.maximum(free, since + upload) if self.prefetches else free + upload
+
     def fits(self, number: int, num_stages: int, stage: Stage, before: Floats | None) -> npt.NDArray[np.bool_]:
-        """Whether a stage fits beside the one that runs before it forward and after it backward (`before`, bytes)."""
+        """Whether a stage fits beside the stage that its device runs before it; `before` are its weights in bytes."""
         if self.limit_bytes is None:
             return np.ones(len(stage.weights), bool)
         from rpbench.cost.footprint.memory import BOUNDARY_BUFFERS
@@ -184,15 +168,10 @@ class Rotation:
             needed = np.maximum(needed, before + stage.weights * self.prefetches + fixed)
         if number >= num_stages - self.num_ranks:
             needed = np.maximum(needed, stage.weights * (1 + self.prefetches) + fixed + logits)
-        fits: npt.NDArray[np.bool_] = needed <= self.limit_bytes
-        return fits
+        return needed <= self.limit_bytes
 
     def step_times(self, counts: Ints) -> Floats:
-        """The modelled step of each cut, (cuts,); infinite where one does not fit.
-
-        Args:
-            counts: layers of each stage, (cuts, stages).
-        """
+        """The modelled step of each cut, (cuts,), from its layers per stage, (cuts, stages); infinite for a misfit."""
         num_stages, size = counts.shape[1], self.num_ranks
         ends = np.cumsum(counts, axis=1)
         stages = [self.stage(j, num_stages, ends[:, j] - counts[:, j], ends[:, j]) for j in range(num_stages)]
@@ -223,7 +202,7 @@ class Rotation:
         *,
         backward: bool,
     ) -> tuple[Floats, Floats]:
-        """Start and end of a visit, after that of the stage it gets its tensors from and the device's last one."""
+        """Start and end of a visit, after those of the stage that sends it tensors and of the device's last stage."""
         stage, other = stages[number], stages[number + (1 if backward else -1)] if source else None
         own = stage.backward if backward else stage.forward
         if last is None:
@@ -231,10 +210,7 @@ class Rotation:
         else:
             turned = backward and last[0] != number  # the device's last visit went back already
             coming = self.arriving(last[0], num_stages, backward=turned)
-            if self.prefetches:
-                ready = np.maximum(last[2], last[1] + coming + stage.upload)
-            else:
-                ready = last[2] + stage.upload
+            ready = self.ready(last[1] + coming, last[2], stage.upload)
         start, hop, whole = ready, self.links.hop, stage.visit_back if backward else stage.visit_forth
         end = start + whole
         if source is not None and other is not None:
@@ -244,18 +220,12 @@ class Rotation:
 
 
 def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int, boundary: int, unit: int) -> Links:
-    """Times of transfers on a cluster.
-
-    Args:
-        devices: in the order in which stages go to them.
-        boundary: bytes of a boundary tensor.
-        unit: units of time in a second.
-    """
+    """Times of transfers, in units of 1 / `unit` seconds, if stages go to the devices in this order."""
     size = len(devices)
     latency = 2 * cluster.transfer_latency_s * unit
 
-    def times(lane: str, overlap: Overlap) -> tuple[float, ...]:
-        return tuple(unit * _seconds_per_byte(cluster, lane, devices, place, overlap) for place in range(size))
+    def times(lane: str, overlap: Overlap, on: Machine = cluster) -> tuple[float, ...]:
+        return tuple(unit * _seconds_per_byte(on, lane, devices, place, overlap) for place in range(size))
 
     def steady(apart: int) -> float:
         return overlap_of_visits(apart, size, num_microbatches)
@@ -270,10 +240,7 @@ def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int,
         return boundary * max(over_links, shares * TENSORS * per_byte)
 
     narrow = replace(cluster, host_bytes_per_s=None, host_memory_bytes_per_s=None)
-    own_load, own_store = (
-        tuple(unit * _seconds_per_byte(narrow, lane, devices, place, steady) for place in range(size))
-        for lane in ("h2d", "d2h")
-    )
+    own_load, own_store = times("h2d", steady, narrow), times("d2h", steady, narrow)
     return Links(
         times("h2d", lambda _: 1.0),
         alone[-1] if alone else 0.0,
@@ -287,14 +254,14 @@ def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int,
 
 
 def overlap_of_visits(apart: int, num_devices: int, num_microbatches: int) -> float:
-    """The fraction of a visit during which the device so many places behind in the rotation has one as well."""
+    """The fraction of a visit during which the device `apart` places behind in the rotation has a visit too."""
     period = max(num_devices, num_microbatches)
     ahead, behind = num_microbatches - apart, num_microbatches - (period - apart)
     return min(1.0, (max(0, ahead) + max(0, behind)) / num_microbatches)
 
 
 def _seconds_per_byte(cluster: Machine, lane: str, devices: Sequence[int], place: int, overlap: Overlap) -> float:
-    """Seconds a byte on the narrowest way of a device's transfers."""
+    """Seconds per byte on the slowest link of a device's transfers."""
     size, device = len(devices), devices[place]
     beside = {other: overlap((number - place) % size) for number, other in enumerate(devices) if other != device}
     found = [1 / (cluster.link_bytes_per_s(lane) or float("inf"))]

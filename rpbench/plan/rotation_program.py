@@ -1,9 +1,9 @@
 """The program of a rotation: the cut with the shortest modelled step, by branch and bound.
 
-Stages are added one by one; partial cuts that no completion makes shorter than the best cut known are dropped. The
-first best cut comes from a descent which moves one layer at a time. Partial cuts are extended in batches, the deepest
+Stages are added one by one; a partial cut is dropped if no completion can be shorter than the best cut known. The
+first best cut comes from a descent that moves one layer at a time. Partial cuts are extended in batches, the deepest
 first, so that memory stays bounded. The cut is proven to be the best under the model, unless `LIMIT` partial cuts were
-not enough: then it is the best cut seen, and says so.
+not enough: then it is the best cut seen (`Program.proven`).
 
 The bound on the step of every completion: a partial cut has its first k stages. Their forward is known, and so is the
 longest path from the start and from the end of each backward visit to the end of the step. So
@@ -17,13 +17,13 @@ left must go somewhere: the bound fails the target where the devices together ha
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.partition import split_evenly
+from rpbench.plan.counts import single_moves
 from rpbench.plan.rotation import Floats, Ints, Rotation, Stage
 
 TOLERANCE = 1e-9  # a cut that is shorter by less is no better
@@ -33,32 +33,22 @@ LIMIT = 3_000_000  # partial cuts in all: less than a minute
 
 @dataclass
 class Partials:
-    """Partial cuts of the same number of stages; the last N stages of each are known by place, the latest last.
+    """Partial cuts of the same number of stages. Tables of (cuts, up to N) have the last N stages, the latest last."""
 
-    Args:
-        counts: layers of each stage so far, (cuts, stages).
-        start, end: of the forward visits, (cuts, up to N).
-        from_start, from_end: longest path from there, in their backward visits, to the end of the step.
-        layers_end: layers up to each stage and with it.
-        weights: bytes of each.
-        last: the latest stage.
-        updates: time of the optimizer for all stages so far.
-        moved: host traffic of all stages up to each.
-    """
-
-    counts: Ints
+    counts: Ints  # layers of each stage so far, (cuts, stages)
+    # start, end: of the forward visits, (cuts, up to N)
     start: Floats
     end: Floats
+    # from_start, from_end: longest path from start and end of the backward visits to the end of the step
     from_start: Floats
     from_end: Floats
-    layers_end: Ints
-    weights: Floats
+    layers_end: Ints  # layers up to each stage, the stage included
+    weights: Floats  # bytes of each stage
     last: Stage | None
-    updates: Floats
-    moved: Floats
+    updates: Floats  # time of the optimizer for all stages so far
+    moved: Floats  # host traffic of all stages up to each, the stage included
 
     def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Partials":
-        """Some of them, in this order."""
         arrays = {name: value[chosen] for name, value in vars(self).items() if name != "last"}
         last = None if self.last is None else Stage(*(column[chosen] for column in self.last))
         return Partials(**arrays, last=last)
@@ -68,14 +58,14 @@ class Partials:
 
 
 def nothing() -> Partials:
-    """The one partial cut of no stage."""
+    """One partial cut without stages."""
     none = np.zeros((1, 0))
     whole = np.zeros((1, 0), np.int64)
     return Partials(whole, none, none, none, none, whole, none, None, np.zeros(1), none)
 
 
 def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints, counts: Ints) -> Partials:
-    """Partial cuts with a stage more: cut `chosen[i]` gets one of `counts[i]` layers; what does not fit is left out."""
+    """Partial cuts with one more stage: cut `chosen[i]` gets a stage of `counts[i]` layers. Misfits are dropped."""
     old = partials.take(chosen)
     number, size = old.counts.shape[1], rotation.num_ranks
     first = old.counts.sum(axis=1)
@@ -112,17 +102,12 @@ def _forward(rotation: Rotation, number: int, num_stages: int, old: Partials, st
         ready = stage.first_load
     else:
         coming = rotation.arriving(number - rotation.num_ranks, num_stages, backward=False)
-        ready = _after(rotation, old.start[:, 0] + coming, old.end[:, 0], stage.upload)
+        ready = rotation.ready(old.start[:, 0] + coming, old.end[:, 0], stage.upload)
     start, end = ready, ready + stage.visit_forth
     if old.last is not None:
         start = np.maximum(ready, old.start[:, -1] + old.last.forward + hop)
         end = np.maximum(start + stage.visit_forth, old.end[:, -1] + hop + stage.forward)
     return start, end
-
-
-def _after(rotation: Rotation, since: Floats, free: Floats, upload: Floats) -> Floats:
-    """When weights are there that may come since the visit before began, or once the device is free."""
-    return np.maximum(free, since + upload) if rotation.prefetches else free + upload
 
 
 def _backward(
@@ -148,20 +133,20 @@ def _backward(
 
 
 def whole_steps(rotation: Rotation, num_stages: int, partials: Partials) -> Floats:
-    """The modelled step of cuts that are whole: every path goes over a device's turn from forward to backward."""
+    """The modelled step of whole cuts: every path passes a device's turn from forward to backward."""
     found = np.zeros(len(partials))
     for column in range(rotation.num_ranks):
         number = num_stages - rotation.num_ranks + column
         place = number % rotation.num_ranks
         coming = rotation.arriving(number, num_stages, backward=False)
         upload = partials.weights[:, column] * rotation.links.load[place]
-        ready = _after(rotation, partials.start[:, column] + coming, partials.end[:, column], upload)
+        ready = rotation.ready(partials.start[:, column] + coming, partials.end[:, column], upload)
         found = np.maximum(found, ready + partials.from_start[:, column])
     return found
 
 
 class Bounds:
-    """Bounds that rule out partial cuts, for cuts of one number of stages."""
+    """Bounds on the step that rule out partial cuts, for one number of stages."""
 
     def __init__(self, rotation: Rotation, num_stages: int) -> None:
         self.rotation, self.num_stages = rotation, num_stages
@@ -170,7 +155,7 @@ class Bounds:
         layers = forth + back
         self._head = sum(rotation.head)
         self._below = np.concatenate([[0.0], np.cumsum(layers)])
-        # The least that any of the layers from here on takes, both ways and each; and its weights.
+        # Minima over the layers from each one on: time both ways, forward and backward; bytes of weights.
         self._least = _least_behind(layers)
         self._least_forth, self._least_back = _least_behind(forth), _least_behind(back)
         self._lightest = _least_behind(np.array([layer.weights for layer in rotation.sizes.layers], float))
@@ -189,7 +174,7 @@ class Bounds:
                 continue
             free = target - self._committed(partials, number, upcoming)
             more, behind = divmod(self.num_stages - 1 - upcoming, size)
-            num_full = more + (behind > 0)  # the last may hold the head alone
+            num_full = more + (behind > 0)  # stages with layers: the last may hold the head alone
             fine &= free >= (num_full * self.rotation.num_microbatches * self._least[done]) * (1 - TOLERANCE)
             room += self._layers(partials, number, free, target)
             time += np.maximum(free, 0.0)
@@ -198,7 +183,7 @@ class Bounds:
         return fine & (time >= self.rotation.num_microbatches * rest * (1 - TOLERANCE))
 
     def _turned(self, partials: Partials, number: int) -> Floats:
-        """The step at least, of a stage with all microbatches: the stages behind it go forth and back once."""
+        """A bound from one stage with all its microbatches: the stages behind it run forward and backward once."""
         column = self._column(partials, number)
         behind = (
             self._below[-1] - self._below[partials.layers_end[:, column]] + self._head * (number < self.num_stages - 1)
@@ -207,7 +192,7 @@ class Bounds:
         return partials.end[:, column] + behind + hops + partials.from_start[:, column]
 
     def _chained(self, partials: Partials) -> Floats:
-        """The step at least: one microbatch goes through all stages to come, and all go through the longest of them."""
+        """A bound from the stages to come: one microbatch passes all of them, all microbatches pass the longest."""
         latest, hop, more = partials.last, self.rotation.links.hop, self.rotation.num_microbatches - 1
         assert latest is not None
         done, num_left = partials.layers_end[:, -1], self.num_stages - partials.counts.shape[1]
@@ -237,7 +222,7 @@ class Bounds:
         return found + (num_behind - 1) * least + self._head + 2 * hop * num_behind
 
     def _layers(self, partials: Partials, number: int, free: Floats, target: float) -> Floats:
-        """Layers that still go to a device: its work takes time, and their weights its link."""
+        """Most layers that a device can still get: they take its time, and their weights take its link."""
         done = partials.layers_end[:, -1]
         work = self.rotation.num_microbatches * self._least[done]
         if number < 0:
@@ -255,34 +240,28 @@ class Bounds:
 
 
 def _least_behind(layers: Floats) -> Floats:
-    """The least of the layers from each one on; 0 behind the last."""
+    """The minimum over the layers from each one on; 0 behind the last."""
     return np.append(np.minimum.accumulate(layers[::-1])[::-1], 0.0)
 
 
 def _whole(free: Floats, each: Floats) -> Floats:
-    """How many fit into what is free; infinite where they take nothing."""
+    """How many fit into `free`; infinite if each takes nothing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(each > 0, np.floor(np.maximum(free, 0.0) / each * (1 + TOLERANCE)), np.inf)
 
 
 class Program(NamedTuple):
-    """The result of the program.
+    """The result of the program."""
 
-    Args:
-        counts: layers of each stage; empty where nothing fits.
-        step: modelled, in the rotation's unit; infinite where nothing fits.
-        proven: whether no cut is shorter under the model.
-    """
-
-    counts: tuple[int, ...]
-    step: float
-    proven: bool
+    counts: tuple[int, ...]  # layers of each stage; empty if nothing fits
+    step: float  # modelled, in the rotation's unit; infinite if nothing fits
+    proven: bool  # whether no cut is shorter under the model
 
 
 def solve(rotation: Rotation, numbers: Iterable[int], limit: int = LIMIT) -> Program:
-    """The best cut into any of these numbers of stages, each at least that of the devices.
+    """The best cut into any of these numbers of stages, each at least the number of devices.
 
-    Every stage has a layer, but the last may hold the head alone.
+    Every stage has a layer, except that the last may hold the head alone.
     """
     starts = [found for num_stages in numbers if (found := _descend(rotation, num_stages)) is not None]
     starts.sort(key=lambda found: found[1])
@@ -322,16 +301,9 @@ def _plain(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
 
 
 def _moves(counts: Ints) -> Ints:
-    """All cuts one layer away."""
-    last = len(counts) - 1
-    found = []
-    for giver, taker in permutations(range(len(counts)), 2):
-        if counts[giver] > (giver < last):
-            moved = counts.copy()
-            moved[giver] -= 1
-            moved[taker] += 1
-            found.append(moved)
-    return np.array(found, np.int64).reshape(-1, len(counts))
+    """All cuts one layer away; only the last stage may be left without layers."""
+    moved = counts + single_moves(len(counts))
+    return moved[(moved[:, :-1] > 0).all(axis=1) & (moved[:, -1] >= 0)]
 
 
 def _branch(rotation: Rotation, num_stages: int, target: float, limit: int) -> tuple[tuple[int, ...], float, int]:
@@ -356,7 +328,7 @@ def _branch(rotation: Rotation, num_stages: int, target: float, limit: int) -> t
 
 
 def _grow(rotation: Rotation, num_stages: int, partials: Partials) -> Partials:
-    """Every partial cut with every size of the next stage that leaves a layer for each stage behind it but the last."""
+    """Every partial cut with every size of its next stage that leaves a layer for each later stage but the last."""
     number = partials.counts.shape[1]
     left = rotation.num_layers - partials.counts.sum(axis=1)
     if number == num_stages - 1:

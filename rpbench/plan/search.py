@@ -1,7 +1,7 @@
 """The partition that simulates best: the search of a contest (`rpbench.plan.contest`) over the cuts of one problem.
 
-Numbers of stages and cuts are open, all else is as the problem has it. The starting partitions are timed too, so the
-answer is never worse than the published, the even or the greedy partition. It is deterministic.
+Only numbers of stages and cuts are open. The starting partitions are timed too, so the answer is never worse than the
+published, the even or the greedy partition. It is deterministic.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,11 @@ from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
-# Cuts timed in full per number of stages on a device: where each cut has its own order, and where all share one.
+# Cuts timed in full per number of stages on a device: if each cut has its own order, and if all cuts share one.
 CUTS, CUTS_OF_ORDER = 6, 2
-# How often a sketch may use up its work: before its climb, in it, and in the climb with another order.
+# How often a sketch may spend its work: before its climb, in it, and in the climb with another order.
 TIMES, TIMES_OF_PAIRS = 4, 1.5
-# With transfers, half of the budget is for cuts timed in full.
-MOVING = 2
+MOVING = 2  # with transfers, half of the budget is for cuts timed in full
 
 
 def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:
@@ -36,7 +35,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
 
     Args:
         starts: partitions to time as well; they fit the schedule.
-        budget: actions to time; a tenth as many bring most of the gain.
+        budget: actions to time; a tenth of `BUDGET` brings most of the gain.
 
     Raises:
         ValueError: if the schedule takes no cut at all.
@@ -56,7 +55,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
 
 
 def _space(problem: Problem, starts: Sequence[Partition]) -> Space:
-    """The space of a problem: the stages on a device, and the cut; all else is fixed."""
+    """The space of a problem: only the number of stages on a device is open, beside the cut."""
     chunks: tuple[int | None, ...] = (problem.chunks_per_rank,)
     if problem.entry.looped and not problem.entry.separate_cuts:
         stages = [counts[0] for counts in promising_counts(problem)] + [len(start.forward) for start in starts]
@@ -72,13 +71,13 @@ def _recompute(problem: Problem) -> Recompute:
 
 
 def _terms(problem: Problem, starts: Sequence[Partition]) -> Terms:
-    """The problem's own terms. A microbatch counts as a token, so that pace is the inverse of the run's length."""
+    """The problem's own terms. A microbatch counts as one token, so the pace is the inverse of the run's length."""
     memory = problem.memory
     return Terms(
         Architecture("posed", problem.num_layers, hidden=1, heads=1, vocab=1, seq_len=1),
         Machine("posed"),
         lambda sequences: problem.times,
-        OptimizerTraffic(0, 1, inf),  # the problem's own charges count, or none do
+        OptimizerTraffic(0, 1, inf),  # only the problem charges for an optimizer
         problem.num_ranks,
         problem.num_microbatches,
         (1,),

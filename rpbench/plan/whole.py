@@ -1,14 +1,14 @@
-"""The plan that simulates best as a whole: cuts, stages per device and options such as the round size together.
+"""The whole plan that simulates best: cuts, stages per device and options such as the round size together.
 
-`rpbench.plan.search` times the order a generator writes, without the optimizer, for given options. Here every
-candidate is the very schedule that would run: dealt by its dispatch rule, steps on the compute lanes. That takes
-milliseconds a candidate instead of microseconds, which is little for models of a dozen layers.
+`rpbench.plan.search` times the order of a generator, without the optimizer, for given options. Here every candidate is
+the schedule that would run: dealt by its dispatch rule, with steps on the compute lanes. That takes milliseconds a
+candidate instead of microseconds, which is little for models of a dozen layers.
 
-Either everybody recomputes every layer, and a fused stage holds the head alone, so that schedules are compared on
-the same work. Or (`Problem.keeps_last`) the last stage recomputes nothing where its backward directly follows its
-forward (`rpbench.ir.checks.residency`), and a fused stage, which never does, may hold layers as well.
+Either every stage recomputes every layer, and a fused stage holds the head alone, so that schedules are compared on
+the same work. Or (`Problem.keeps_last`) the last stage recomputes nothing if its backward directly follows its
+forward (`rpbench.ir.checks.residency`), and a fused stage, which never recomputes, may hold layers as well.
 
-Best first: the best candidate whose neighbours are not known yet is changed by every move, until the budget is used.
+Best first: every move is applied to the best candidate that has not been changed yet, until the budget is used.
 """
 
 import heapq
@@ -17,16 +17,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from rpbench.cost.table import CostTable
 from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule
 from rpbench.passes.lower import add_steps
+from rpbench.plan.counts import single_moves
 from rpbench.plan.problem import Problem
 from rpbench.sim.events import deal
 from rpbench.sim.longest_path import simulate
 
-# Where forward and backward are cut apart: stages per direction to start from.
+# Numbers of stages to start from in each direction, if forward and backward are cut apart.
 STARTS = range(1, 5)
 
 Cut = tuple[int, ...]
@@ -35,21 +38,14 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WholePlan:
-    """A schedule with its costs, and what simulation says of it.
-
-    Args:
-        options: those of the schedule that were chosen.
-        makespan: first start to last end, steps included, in the unit of the costs.
-        num_evaluated: candidates simulated to find it.
-        keeps_last: whether the last stage's layers are not recomputed.
-    """
+    """A simulated schedule."""
 
     schedule: Schedule
     costs: CostTable
-    options: Options
-    makespan: float
-    num_evaluated: int = 1
-    keeps_last: bool = False
+    options: Options  # the chosen options of the schedule
+    makespan: float  # first start to last end, steps included, in the unit of the costs
+    num_evaluated: int = 1  # candidates simulated to find it
+    keeps_last: bool = False  # whether the last stage's layers are not recomputed
 
 
 def best_plans(
@@ -61,13 +57,11 @@ def best_plans(
     dispatch: str = "round_robin",
     choices: Sequence[Options] = ({},),
 ) -> list[WholePlan]:
-    """The plans found that are nearly as good as the best, best first.
+    """The best plan and those nearly as good, best first.
 
     Args:
-        problem: the model to cut; its own partition does not matter.
-        budget: candidates to simulate, at least one of each start.
-        most: plans returned at most.
-        within: share by which a plan may take longer than the best.
+        budget: candidates to simulate.
+        within: fraction by which a plan may take longer than the best.
         dispatch: how the jobs of a streamed schedule find their devices; see `rpbench.sim.events`.
         choices: options of the schedule to try, such as `[{"round_size": 1}, {"round_size": 8}]`.
 
@@ -109,11 +103,7 @@ def best_plans(
 
 
 def evaluate_whole(problem: Problem, partition: Partition, dispatch: str, options: Options) -> WholePlan:
-    """A partition as the schedule that would run, simulated.
-
-    Raises:
-        ValueError: if the partition or the options do not fit the schedule.
-    """
+    """The simulated schedule that would run; ValueError if the partition or the options do not fit the schedule."""
     posed = replace(problem, options={**problem.options, **options})
     order = posed.order(partition)
     if posed.keeps_last and not turns_at_once(order):
@@ -125,7 +115,7 @@ def evaluate_whole(problem: Problem, partition: Partition, dispatch: str, option
 
 
 def _starts(problem: Problem) -> Iterator[Partition]:
-    """Even cuts, the head alone in its stage or not, for each number of stages."""
+    """Even cuts for each number of stages, with and without the head in a stage of its own."""
     layers, ranks = problem.num_layers, problem.num_ranks
     if problem.entry.separate_cuts:
         for forward, backward in product(STARTS, STARTS):
@@ -141,14 +131,9 @@ def _starts(problem: Problem) -> Iterator[Partition]:
 
 
 def _neighbours(partition: Partition, opens_top: bool) -> Iterator[Partition]:
-    """The partitions one move away; stages that are cut apart are also merged and split.
-
-    Args:
-        opens_top: whether layers may go into a fused stage.
-    """
+    """The partitions one move away; stages cut apart also merge and split, a fused one changes with `opens_top`."""
     if not partition.fused:
-        for cut in _shifted(partition.forward):
-            yield symmetric(cut)
+        yield from map(symmetric, _shifted(partition.forward))
         return
     forward, (*below, top) = partition.forward, partition.backward
     for cut in _recut(forward):
@@ -162,7 +147,7 @@ def _neighbours(partition: Partition, opens_top: bool) -> Iterator[Partition]:
 
 
 def _one_less(cut: Cut) -> Cut:
-    """Without the last layer, and without the stage that held it alone."""
+    """The cut without its last layer, and without a stage that held only that layer."""
     return (*cut[:-1], cut[-1] - 1) if cut[-1] > 1 else cut[:-1]
 
 
@@ -177,8 +162,6 @@ def _recut(cut: Cut) -> Iterator[Cut]:
 
 
 def _shifted(cut: Cut) -> Iterator[Cut]:
-    """The cuts in which a layer went from one stage to another, near stages first."""
-    pairs = [(giver, taker) for giver in range(len(cut)) for taker in range(len(cut)) if giver != taker]
-    for giver, taker in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1])):
-        if cut[giver]:
-            yield tuple(layers - (stage == giver) + (stage == taker) for stage, layers in enumerate(cut))
+    """The cuts with one layer in another stage, near stages first."""
+    moved = np.array(cut) + single_moves(len(cut), near_first=True)
+    return map(tuple, moved[(moved >= 0).all(axis=1)].tolist())

@@ -12,12 +12,13 @@ from spared import slow
 from rpbench.advice.rows import mesh_name
 from rpbench.cost.hardware.machine import machine
 from rpbench.ir.partition import split_evenly
+from rpbench.mesh.layout import SHARDED
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
 from rpbench.mesh.plan_search.fitting import job_of, timed_plans
-from rpbench.mesh.plan_search.plans import EVEN, SHARED, Inner, Plans, Space, _chunks, enumerate_plans
+from rpbench.mesh.plan_search.plans import EVEN, Inner, Plans, Space, _chunks, enumerate_plans
 from rpbench.mesh.plan_search.search import Candidates, search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -52,7 +53,7 @@ def test_closed_forms_in_arrays_are_near_those_of_single_plans(training):
     plans, timed = timed_plans(asked, Space())
     assert set(plans.last.tolist()) > {EVEN, 0}
     ratios = [timed.step_s[n] / sum(step_terms(job_of(asked, plans, n)).values()) for n in range(plans.count)]
-    for shared, alone in product(range(len(SHARED)), (True, False)):
+    for shared, alone in product(range(len(SHARDED)), (True, False)):
         of_kind = (plans.shared == shared) & ((plans.pipeline == 1) == alone)
         if of_kind.any():
             assert np.median(np.abs(np.log(ratios))[of_kind]) < (0.002 if alone else 0.02)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.layout import SHARDED, Mesh, Sharing
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.closed_forms import Question, Timed, time_plans
 from rpbench.mesh.plan_search.fitting import fastest_first, nearest, spare_bytes
-from rpbench.mesh.plan_search.plans import EVEN, SCHEDULES, SHARED, Inner, Plans, Space, enumerate_plans
+from rpbench.mesh.plan_search.plans import EVEN, SCHEDULES, Inner, Plans, Space, enumerate_plans
 from rpbench.workload.counts import Experts
 from tests.mesh.jobs import job
 from tests.mesh.without_quirks import BANDWIDTH, CARD, MOVES, NEVER, OWN, PLAIN, RING, plain_machine
@@ -33,7 +33,7 @@ def timed(schedule="1f1b", shared="none", *, pipeline=1, data=1, chunks=1, softw
     inner = Inner(int(columns.get("tensor", 1)), 1, int(columns.get("expert", 1)), 1, "none")
     where = plain_machine(devices or pipeline * data * inner.tensor, MOVES)
     asked = Question(own, where, software, 1024, MICROBATCHES * data, "bf16")
-    numbers = (0, pipeline, data, chunks, MICROBATCHES, SCHEDULES.index(schedule), SHARED.index(shared), EVEN)
+    numbers = (0, pipeline, data, chunks, MICROBATCHES, SCHEDULES.index(schedule), SHARDED.index(shared), EVEN)
     plans = Plans((inner,), SCHEDULES, *(np.array([number]) for number in numbers))
     values = {**SECONDS, **BYTES, **PARAMETERS, **SIZES, **columns}
     values = {"learned": values["dense"], "learned_experts": values["experts"], "bits": 1.0, **values}
@@ -263,9 +263,9 @@ def test_experts_are_dealt_to_powers_of_two_of_devices_that_divide_them():
 
 def test_states_are_shared_with_somebody_and_held_for_long_by_no_pipeline():
     plans = plans_of(schedules=("1f1b",))
-    found = {(p > 1, d > 1, SHARED[s]) for p, d, s in zip(plans.pipeline, plans.data, plans.shared, strict=True)}
+    found = {(p > 1, d > 1, SHARDED[s]) for p, d, s in zip(plans.pipeline, plans.data, plans.shared, strict=True)}
     assert found == {
-        *((False, True, what) for what in SHARED),
+        *((False, True, what) for what in SHARDED),
         *((True, True, what) for what in ("none", "optimizer")),
         (True, False, "none"),
     }

@@ -8,28 +8,23 @@ Collectives inside a node take their measured times, if a machine has any (`rpbe
 Source: NCCL tests, PERFORMANCE.md, for the volumes.
 """
 
+from functools import partial
 from math import log2
 
 from rpbench.cost.rings import ring_hops
 from rpbench.mesh.placement import Group
 
 
-def gather_s(total_bytes: float, group: Group) -> float:
-    """Seconds of an all-gather; `total_bytes` is the whole tensor."""
-    return _ring_s("all_gather", total_bytes, group)
-
-
-def scatter_s(total_bytes: float, group: Group) -> float:
-    """Seconds of a reduce-scatter; `total_bytes` is the whole tensor."""
-    return _ring_s("reduce_scatter", total_bytes, group)
-
-
 def _ring_s(name: str, total_bytes: float, group: Group) -> float:
+    """Seconds of an all-gather or a reduce-scatter; `total_bytes` is the whole tensor."""
     if group.size == 1:
         return 0.0
     if name in group.measured:
         return group.measured[name].seconds(total_bytes, group.size)
     return total_bytes * (group.size - 1) / group.size / group.bytes_per_s + hops(group) * group.latency_s
+
+
+gather_s, scatter_s = partial(_ring_s, "all_gather"), partial(_ring_s, "reduce_scatter")
 
 
 def reduce_s(total_bytes: float, group: Group) -> float:
@@ -49,8 +44,8 @@ def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) 
     """Seconds of an all-to-all in which every member sends `bytes_each` in all.
 
     Args:
-        copies_outside: copies of a token that leave the domain, for each expert it visits; below 1 where a dispatcher
-            sends a token once to a domain.
+        copies_outside: copies of a token that leave the domain, for each expert it visits; below 1 if a token is sent
+            once to a domain.
     """
     if group.size == 1:
         return 0.0
@@ -64,7 +59,7 @@ def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) 
 
 
 def ring_pass_s(bytes_each: float, group: Group) -> float:
-    """Seconds in which every member's block of keys and values goes around the ring once (context parallelism)."""
+    """Seconds in which every member's block of keys and values passes the whole ring once (context parallelism)."""
     if group.size == 1:
         return 0.0
     pace = group.bytes_per_s if group.inside else min(group.bytes_per_s, group.outside_bytes_per_s * group.here)

@@ -7,19 +7,19 @@
 A device runs one after the other. Products count 2 FLOPs a weight and token that visits it. A narrow product runs below
 the rate of a large one: with d its smallest dimension - inputs, outputs, or tokens, which experts divide among them -
 it counts 1 + w/d times, w being the width that reaches half the rate. Attention counts the keys that a causal mask and
-sliding windows leave, as a mean over the layers, which published timings are too. Element-wise kernels are counted in
-bytes: each reads and writes whole tensors, and an eager implementation runs many of them; fused ones move a share.
+sliding windows leave, as a mean over the layers, like published timings. Element-wise kernels are counted in bytes:
+each reads and writes whole tensors, and an eager implementation runs many of them; fused ones move a fraction of these.
 Shards have a part of each product's weights and of the heads; every shard runs all norms and residuals.
 
-Where the artifact of RoundPipe (arXiv 2604.27085) has measured a model's layers on an RTX 4090, the sum is corrected by
-measured / counted of that machine. Other machines take the same correction: it stands for how far the kernels of that
-model are faster or slower than counted.
+If the artifact of RoundPipe (arXiv 2604.27085) has measured a model's layers on an RTX 4090, the sum is multiplied by
+measured / counted of that machine, also on other machines: the kernels of that model are that much faster or slower.
 
 Source of attention's backward: five products for two forward, Dao, "FlashAttention-2: Faster Attention with Better
 Parallelism and Work Partitioning", ICLR'24.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE, Linear, mean_keys
 
 ATTENTION_BACKWARD = 2.5  # over forward, where no kernel's factor is known
-PARTS = ("forward", "backward", "head_forward", "head_backward")  # whose times the artifact has measured apart
+PARTS = ("forward", "backward", "head_forward", "head_backward")  # which the artifact has timed one by one
 
 
 class Load(NamedTuple):
@@ -56,10 +56,10 @@ def stacked(own: Architecture) -> bool:
 
 
 def input_share(own: Architecture) -> float:
-    """Share of a layer's backward that the layer below waits for, from 0 to 1, where it was timed as one.
+    """Fraction of a layer's backward that makes the gradient of its input, for backwards that were timed whole.
 
-    Each linear map costs as much for the gradient of its input as for that of its weights; attention has no weights, so
-    all of its backward is for inputs; of frozen weights only the adapters' gradients are made. Derived, not measured.
+    Each linear map costs as much for the gradient of its input as for that of its weights. Attention has no weights, so
+    all of its backward is for inputs. Frozen weights have no gradients but those of adapters. Derived, not measured.
     """
     every, trained = _flops(own, 1, 0.0)
     attention = ATTENTION_BACKWARD * 4 * own.q_dim * own.keys_per_query("causal")
@@ -67,7 +67,7 @@ def input_share(own: Architecture) -> float:
 
 
 def _flops(own: Architecture, num_tokens: float, half: float, shards: int = 1) -> tuple[float, float]:
-    """FLOPs of all products of a layer's forward, and those of its weights' gradients; a mean where layers differ."""
+    """FLOPs of the products of a layer's forward, and of its weight gradients; the mean if layers differ."""
 
     def total(shards: int = 1, *, adapters: bool = True) -> float:
         return sum(
@@ -83,23 +83,16 @@ def _rank(own: Architecture, each: Linear) -> int:
     return own.lora_rank or 0 if own.adapted(each) and each.part != "router" else 0
 
 
+@dataclass(frozen=True, eq=False)
 class EagerKernels:
-    """The work and the seconds of one layer's kernels, for one microbatch on one device.
+    """The work and the seconds of one layer's kernels, for a microbatch on a device; ValueError for missing numbers."""
 
-    Args:
-        num_tokens: need not be whole, for a mean microbatch.
-        shards: devices that divide the layer among them; results are those of one of them.
-        fused: kernels like Megatron's: products summed in fp32, less element-wise traffic, no corrections.
-
-    Raises:
-        ValueError: if the numbers lack a figure of the machine.
-    """
-
-    def __init__(
-        self, own: Architecture, seq_len: int, num_tokens: float, numbers: Basis, *, shards: int, fused: bool
-    ) -> None:
-        self.own, self.seq_len, self.tokens, self.numbers = own, seq_len, num_tokens, numbers
-        self.shards, self.fused = shards, fused
+    own: Architecture
+    seq_len: int
+    tokens: float  # of a mean microbatch, so they need not be whole
+    numbers: Basis
+    shards: int  # devices that divide the layer; results are those of one device
+    fused: bool  # kernels like Megatron's: products summed in fp32, less element-wise traffic, no corrections
 
     def layer(self) -> tuple[float, float, float]:
         """Seconds of a layer: forward, gradient of its input, gradient of its weights."""
@@ -123,11 +116,11 @@ class EagerKernels:
         return found[0], found[1]
 
     def correction(self, part: str) -> float:
-        """Measured over counted time of a part of a model's layers on the machine where it was measured.
+        """Measured over counted time of a part of a model's layers on the measured machine.
 
         1 for models that were not measured, and for the backward of layers with experts, whose further time is counted
-        as bytes of their weights. Their forward was timed on one device alone; `rpbench.predict.case` counts the time
-        that one interpreter takes to serve several devices.
+        as bytes of their weights. Their forward was timed on one device; `rpbench.predict.case` adds the time that one
+        interpreter takes to serve several devices.
         """
         name = correction_name(self.own.published_name or "", part)
         return 1.0 if self.fused or name not in self.numbers.values else self.numbers[name]
@@ -148,10 +141,10 @@ class EagerKernels:
     def kept_bytes(self) -> float:
         """Bytes one layer's forward keeps for its backward, without recomputation.
 
-        Both norms (the fp32 input and the fp16 product of each; fused ones keep fp16 inputs alone), the inputs of the
-        products, queries, keys, values and attention output, the values of gate and product for each inner value; with
-        experts, those of gather and weighting for each visit. A layer with adapters also keeps the inputs of its frozen
-        products, which the adapters need. Shards divide heads and inner values.
+        They are: both norms (the fp32 input and the fp16 product of each; fused norms keep fp16 inputs alone), the
+        inputs of the products, queries, keys, values and attention output, the values of gate and product for each
+        inner value; with experts, those of gather and weighting for each visit. The inputs of frozen products stay too,
+        since adapters need them. Shards divide heads and inner values.
         """
         own, numbers = self.own, self.numbers
         norm, gate = float(BYTES_PER_VALUE), 2.0 * BYTES_PER_VALUE
@@ -180,7 +173,6 @@ class EagerKernels:
 
     @cached_property
     def forward(self) -> Load:
-        """A layer's forward."""
         products, _ = _flops(self.own, self.tokens, self.numbers["half_rate_width"], self.shards)
         windows = Counter(layer.window for layer in self.own.layers)
         keys = sum(count * mean_keys(self.seq_len, window) for window, count in windows.items())
@@ -188,7 +180,7 @@ class EagerKernels:
         return Load(products, attention, self.tokens * self._token_bytes())
 
     def input_grad(self) -> Load:
-        """The half of a backward that the layer below waits for: gradients of inputs."""
+        """The first half of a backward, gradients of inputs."""
         forward = self.forward
         return Load(
             forward.matmul_flops,
@@ -197,7 +189,7 @@ class EagerKernels:
         )
 
     def weight_grad(self) -> Load:
-        """The other half: gradients of weights, added to those accumulated."""
+        """The second half: gradients of weights, added to those accumulated."""
         own, numbers = self.own, self.numbers
         _, flops = _flops(own, self.tokens, numbers["half_rate_width"], self.shards)
         added = numbers["accumulate_bytes"] * own.trainable_layer_parameters
@@ -206,7 +198,7 @@ class EagerKernels:
         return Load(flops, memory_bytes=added / self.shards)
 
     def experts(self) -> Load:
-        """The experts' part of a layer's forward, which cannot begin before the router has chosen."""
+        """The experts' part of a layer's forward, which begins after the router."""
         own, half = self.own, self.numbers["half_rate_width"]
         if own.experts is None:
             return Load(0.0)

@@ -10,9 +10,8 @@ A device's work is counted as for eager kernels, in seconds at the machine's own
 
 Every part of the engine's work (`PARTS`) takes a factor times each of these. The engine itself measured the factors on
 probe layers, with as many workers busy as there are devices. They hold the effects that counts leave out: caches,
-allocations, slow exponentials. The engine's head makes its gradients in its forward and runs it once
-(`rpbench.models.loss`); its embedding is counted with the first layer, its steps are work of their own. A split
-backward takes longer in all than a whole one.
+allocations, slow exponentials. The engine's head makes its gradients in its one forward (`rpbench.models.loss`). The
+embedding is counted with the first layer, and steps are separate work. A split backward takes longer than a whole one.
 """
 
 from collections.abc import Mapping
@@ -58,7 +57,7 @@ def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
 def part_s(part: str, counts: Terms, numbers: Basis | Mapping[str, float]) -> float:
     """Seconds of a part of the engine's work: the sum of its terms.
 
-    Where work is issued ahead, it is the longer of the term `layer` and of all other terms together.
+    If work is issued ahead, it is the term `layer` or the sum of all others, whichever is longer.
     """
     layer, *work = (numbers[factor_name(part, term)] * counts[term] for term in PARTS[part])
     if numbers.get(ISSUES_AHEAD, 0.0) and part not in ON_HOST:
@@ -67,7 +66,7 @@ def part_s(part: str, counts: Terms, numbers: Basis | Mapping[str, float]) -> fl
 
 
 def counted(kernels: EagerKernels) -> dict[str, Terms]:
-    """Part -> term -> what is counted, in seconds at the machine's rates; 1 for the layer itself."""
+    """Part -> term -> counted seconds at the machine's rates; 1 for the term `layer`."""
     own, forward = kernels.own, kernels.forward
     inputs, weights = kernels.input_grad(), kernels.weight_grad()
     both = Load(
@@ -79,7 +78,7 @@ def counted(kernels: EagerKernels) -> dict[str, Terms]:
     narrow = 1 + kernels.numbers["half_rate_width"] / min(own.hidden, max(1.0, kernels.tokens))
     whole_head = Load((head.matmul_flops + back.matmul_flops) * narrow, 0.0, head.memory_bytes)
     trained, rows = own.trainable_layer_parameters, 0 if own.lora_rank else own.vocab * own.hidden
-    loads: dict[str, tuple[Load, float, float]] = {  # with gradient values added, and parameters stepped
+    loads: dict[str, tuple[Load, float, float]] = {  # the load, gradient values added, parameters stepped
         "forward": (forward, 0, 0),
         "recompute": (forward, 0, 0),
         "backward": (both, trained, 0),

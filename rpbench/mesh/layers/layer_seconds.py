@@ -63,7 +63,7 @@ Recompute = Literal["none", "selective", "per_op", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
-# 16-bit passes that quantising a value costs; by blocks it is done in both orientations. Decided on rows of
+# 16-bit passes that it takes to quantise a value; blocks are made in both orientations. Chosen from rows of
 # Megatron-Bridge that differ in their format alone.
 QUANTISED = {"bf16": 0.0, "fp8": 3.0, "mxfp8": 8.0, "nvfp4": 9.0}
 PER_OP_SHARE = 0.45  # of a forward: every second product is kept
@@ -71,65 +71,54 @@ LAYER_KERNELS = {"unfused": 22, "flash1": 16, "flash2": 14, "flash3": 14}
 
 
 class Seconds(NamedTuple):
-    """Seconds of a layer (or of the head), one microbatch.
+    """Seconds of a layer (or of the head), one microbatch."""
 
-    Args:
-        forward, input_grad, weight_grad: kernels.
-        recompute: kernels run again before the backward, collectives included.
-        forward_exposed, backward_exposed: collectives that nothing hides.
-        host: of the interpreter, one way, which runs beside the device: the longer of both counts.
-    """
-
+    # forward, input_grad, weight_grad: kernels
     forward: float
     input_grad: float
     weight_grad: float
-    recompute: float = 0.0
+    recompute: float = 0.0  # kernels run again before the backward, collectives included
+    # forward_exposed, backward_exposed: collectives that nothing hides
     forward_exposed: float = 0.0
     backward_exposed: float = 0.0
-    host: float = 0.0
+    host: float = 0.0  # of the interpreter, one way. It runs beside the device, so the longer of both counts.
 
     @property
     def forward_all(self) -> float:
-        """The whole forward."""
+        """The forward with its collectives."""
         return max(self.forward + self.forward_exposed, self.host)
 
     @property
     def backward_all(self) -> float:
-        """The whole backward, recomputation apart."""
+        """The backward with its collectives, without recomputation."""
         return max(self.input_grad + self.weight_grad + self.backward_exposed, self.host)
 
     @property
     def waits(self) -> float:
-        """Seconds that the host takes longer than the device, both ways."""
+        """Seconds by which the host takes longer than the device, both ways."""
         device = self.forward + self.forward_exposed + self.input_grad + self.weight_grad + self.backward_exposed
         return self.forward_all + self.backward_all - device
 
     @property
     def input_grad_all(self) -> float:
-        """The gradient of the input and the collectives it waits for, where the backward is split."""
+        """The gradient of the input of a split backward, with its collectives."""
         return max(self.input_grad + self.backward_exposed, self.host)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The sizes, software and machine that the seconds of a layer depend on.
-
-    Args:
-        sequences: of a microbatch on one device of the data group; need not be whole for a mean microbatch.
-        numbers: figures of the machine and constants of the software, for kernels that are not tiled.
-        adapters: of a run whose framework fuses maps before it adapts them; None: those of the architecture, if any.
-    """
+    """The sizes, software and machine that the seconds of a layer depend on."""
 
     architecture: Architecture
     machine: Machine
     mesh: Mesh
     software: Software
     seq_len: int
-    sequences: float = 1
+    sequences: float = 1  # of a mean microbatch on one device of the data group, so they need not be whole
     precision: Precision = "bf16"
     recompute: Recompute = "none"
-    numbers: Basis | None = None
-    adapters: Adapters | None = None
+    numbers: Basis | None = None  # figures of the machine and constants of the software, for kernels that are not tiled
+    adapters: Adapters | None = None  # of a framework that fuses maps first; None: those of the architecture, if any
 
     @property
     def has_adapters(self) -> bool:
@@ -138,12 +127,11 @@ class Setting:
 
     @property
     def microbatch_tokens(self) -> int:
-        """Tokens of a microbatch on a device, whole with tensor parallelism."""
+        """Tokens of a microbatch on a device; tensor shards all have the same."""
         return int(self.sequences * self.seq_len) // self.mesh.context
 
     @property
     def links(self) -> Links:
-        """The rates and latencies of the machine's links that collectives reach."""
         return reached(self.machine, self.software)
 
     @property
@@ -153,11 +141,10 @@ class Setting:
 
     @property
     def spread(self) -> int:
-        """Devices among which element-wise work of a tensor group is divided."""
+        """Devices that divide the element-wise work of a tensor group."""
         return self.mesh.tensor if self.mesh.sequence_parallel else 1
 
     def group(self, size: int, stride: int) -> Group:
-        """The group of `size` devices that stand `stride` apart."""
         return group_of(size, stride, self.machine, self.links)
 
     def replica_group(self, size: int = 0) -> Group:
@@ -173,7 +160,6 @@ class Setting:
 
     @cached_property
     def kinds(self) -> dict[Layer, Seconds]:
-        """Seconds of each kind of layer."""
         return {layer: layer_seconds(self, layer) for layer in dict.fromkeys(self.architecture.layers)}
 
     @cached_property
@@ -193,7 +179,6 @@ class _Kernels:
         few = setting.microbatch_tokens / (setting.microbatch_tokens + constants["tokens"])
         self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
         self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
-        self.low = bits < 16
         self.units = gpu.multiprocessors
         self.bandwidth = setting.memory_rate
 
@@ -207,22 +192,18 @@ class _Kernels:
     def three(self, m: int, n: int, k: int, low: bool = True) -> tuple[float, float, float]:
         """Seconds of a linear map: forward, gradient of its input, gradient of its weight."""
         accumulated = 2.0 * self.setting.software.accumulate_bytes
-        return (
-            self.product(m, n, k, low),
-            self.product(m, k, n, low),
-            self.product(n, k, m, low, accumulated),
-        )
+        return self.product(m, n, k, low), self.product(m, k, n, low), self.product(n, k, m, low, accumulated)
 
-    def grouped(self, tokens: float, groups: int, n: int, k: int, out_bytes: float = 2.0) -> float:
+    def grouped(self, tokens: float, groups: int, n: int, k: int) -> float:
         """Seconds of products of `groups` experts with as many tokens each: never faster than reading the weights."""
         each = max(1, round(tokens / groups))
         share = filled(each, n, k, self.units, groups) * min(alignment(n), alignment(k))
         share *= (k / (k + self.c["shallow"])) * (each / (each + self.c["narrow"])) * self.c["grouped"]
-        moved = 2.0 * groups * n * k + 2.0 * tokens * (n + k) + (out_bytes - 2.0) * groups * n * k
+        moved = 2.0 * groups * n * k + 2.0 * tokens * (n + k)
         return max(2.0 * tokens * n * k / (self.rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
 
     def elementwise(self, num_bytes: float) -> float:
-        """Seconds of that many bytes read and written."""
+        """Seconds of element-wise kernels that read and write that many bytes."""
         return num_bytes / self.bandwidth * self.c["elementwise"]
 
 
@@ -264,7 +245,7 @@ def _tiled(setting: Setting, layer: Layer) -> _Counted:
 
 
 def eager_kernels(setting: Setting) -> EagerKernels:
-    """The kernels of a software whose operators are counted one after the other."""
+    """The kernels of software that runs operator by operator."""
     tokens, fused = setting.sequences * setting.seq_len / setting.mesh.context, setting.software.kernels == "fused"
     own, shards = setting.architecture, setting.mesh.tensor
     return EagerKernels(own, setting.seq_len, tokens, numbers_of(setting), shards=shards, fused=fused)
@@ -286,7 +267,7 @@ def _counted(setting: Setting, layer: Layer) -> _Counted:
 
 
 def head_seconds(setting: Setting) -> Seconds:
-    """Seconds of the output matrix and the loss for one microbatch; nothing is recomputed."""
+    """Seconds of the output matrix and the loss for one microbatch, without recomputation."""
     if setting.software.kernels != "tiled":
         forward, backward = (part / setting.mesh.tensor for part in eager_kernels(setting).head())
         return Seconds(forward, backward / 2, backward / 2)
@@ -405,7 +386,7 @@ def _experts(kernels: _Kernels) -> tuple[float, float, float]:
 
 
 def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: int) -> float:
-    """Seconds of the weight gradients of experts; the inner size is an expert's tokens, and outputs are accumulated."""
+    """Seconds of experts' weight gradients: the product's inner size is an expert's tokens, its output is added up."""
     each = max(1, round(pairs / groups))
     share = filled(n, k, each, kernels.units, groups) * (each / (each + kernels.c["shallow"])) * kernels.c["grouped"]
     moved = 2.0 * kernels.setting.software.accumulate_bytes * groups * n * k + 2.0 * pairs * (n + k)
@@ -439,7 +420,7 @@ def _tensor_s(setting: Setting) -> tuple[float, float]:
 
 
 def _ring_s(setting: Setting, layer: Layer, attention: float, attention_back: float) -> tuple[float, float]:
-    """Exposed seconds of the ring of keys and values: its time beyond 0.9 of attention's core."""
+    """Exposed seconds of the ring of keys and values: its time beyond 0.9 times that of attention's core."""
     if setting.mesh.context == 1:
         return 0.0, 0.0
     own = setting.architecture
@@ -461,7 +442,7 @@ def _dispatch_s(setting: Setting) -> float:
     group = setting.group(mesh.expert, mesh.expert_tensor)
     values = setting.microbatch_tokens / mesh.tensor * own.experts.active * own.hidden
     shards = setting.group(mesh.expert_tensor, 1)
-    joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
+    joined = 2.0 * values * mesh.expert_tensor  # gathered by the shards of an expert, and reduced again
     copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
     sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
     back = exchange_s(2.0 * values, group, copies_outside=copies)
@@ -470,7 +451,7 @@ def _dispatch_s(setting: Setting) -> float:
 
 
 def _distinct_nodes(experts: Experts, group: Group) -> float:
-    """Expected number of nodes with experts of a token, all choices equally likely, and at most as routing allows."""
+    """Expected number of nodes with a token's experts if all choices are equally likely, within the routing's limit."""
     nodes = max(1, group.size // group.here)
     each = experts.total / nodes
     missed = prod((experts.total - each - number) / (experts.total - number) for number in range(experts.active))

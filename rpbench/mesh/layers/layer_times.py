@@ -1,4 +1,4 @@
-"""Layer times: the seconds of every layer of a setting, as schedules and simulators take them."""
+"""Layer times: the seconds of every layer of a setting, as `LayerTimes` for schedules and simulators."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +12,7 @@ from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.eager_kernels import input_share
 from rpbench.mesh.layers.engine_kernels import engine_times
-from rpbench.mesh.layers.layer_seconds import (
-    Seconds,
-    Setting,
-    eager_kernels,
-    numbers_of,
-    padded_vocab,
-)
+from rpbench.mesh.layers.layer_seconds import Seconds, Setting, eager_kernels, numbers_of, padded_vocab
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software
@@ -27,7 +21,7 @@ from rpbench.workload.architecture import Architecture
 
 def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
     """A microbatch of `num_tokens` on one device, counted with these numbers; recomputed if a run says so."""
-    where, known, seq_len = Machine(numbers.cluster_name), software(framework), model.seq_len  # the numbers have all
+    where, known, seq_len = Machine(numbers.cluster_name), software(framework), model.seq_len  # all is in the numbers
     return Setting(model, where, Mesh(), known, seq_len, num_tokens / seq_len, recompute="full", numbers=numbers)
 
 
@@ -42,18 +36,14 @@ def pipeline_setting(
 
 
 def times_of(setting: Setting) -> LayerTimes:
-    """Seconds of one microbatch through each layer of a model, all on devices of one kind.
-
-    Raises:
-        ValueError: if a figure of the machine is missing.
-    """
+    """Seconds of one microbatch through each layer of a model; ValueError if a figure of the machine is missing."""
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
     kinds, split = setting.kinds, setting.software.split_penalty
     layers = [kinds[kind] for kind in own.layers[: own.num_layers]]
     if setting.software.kernels == "tiled":
-        more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
+        more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # layers that predict further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
     times = as_times(layers, setting.head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
@@ -67,7 +57,7 @@ def times_of(setting: Setting) -> LayerTimes:
 def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
     """Seconds of a device's shards times the devices, over those of whole layers: forwards, backwards, head.
 
-    Empty where the heads of attention cannot be cut, or there is one device.
+    Empty if the heads of attention cannot be cut, or there is one device.
     """
     own, devices = setting.architecture, setting.mesh.num_devices
     if devices == 1 or own.heads % devices or max(own.key_value_heads, devices) % min(own.key_value_heads, devices):
@@ -87,7 +77,7 @@ def _kernels_s(setting: Setting) -> tuple[float, float, float]:
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
-    """The work of a step beside its microbatches; counted kernels have numbers of their own for it."""
+    """The traffic of a step beside its microbatches."""
     numbers, constants = numbers_of(setting), setting.software.constants
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
@@ -105,7 +95,7 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
 
 
 def tied_s(setting: Setting) -> float:
-    """Seconds of summing a tied matrix's gradients over the devices of its two ends; 0 where one device has both."""
+    """Seconds of reducing a tied matrix's gradients over the two ends of a pipeline; 0 without a pipeline."""
     own, mesh = setting.architecture, setting.mesh
     if not own.tied or setting.has_adapters or mesh.pipeline == 1:
         return 0.0
@@ -114,7 +104,7 @@ def tied_s(setting: Setting) -> float:
 
 
 def lost_s(setting: Setting) -> float:
-    """Seconds that a rank loses with each microbatch, for a layer and one way; 0 where kernels are counted."""
+    """Seconds that a rank loses with each microbatch, per layer and way; 0 unless kernels are tiled."""
     if setting.software.kernels != "tiled":
         return 0.0
     ways = 2 * len(setting.architecture.layers)
@@ -124,11 +114,11 @@ def lost_s(setting: Setting) -> float:
 def as_times(
     layers: Sequence[Seconds], head: Seconds, hop: float, *, each: float = 0.0, split: float = 1.0
 ) -> LayerTimes:
-    """The seconds of layers and head as one table.
+    """The seconds of layers and head as `LayerTimes`.
 
     Args:
-        each: seconds that a layer loses on every way through it.
-        split: kernels of a backward in two halves over those of a whole one.
+        each: seconds that a layer loses in a forward, and in a backward.
+        split: seconds of a split backward's kernels over those of a whole one.
     """
     return LayerTimes(
         forward=[layer.forward_all + each for layer in layers],
@@ -145,10 +135,10 @@ def as_times(
 
 
 def hop_s(setting: Setting) -> float:
-    """Seconds of a boundary tensor from one stage to the next.
+    """Seconds of a boundary tensor from one stage to the next; 0 without a link.
 
-    Eager software, this project's engine, and all software in a host whose devices have no link to each other send it
-    down to the host, then up; 0 without a link.
+    Eager software, this project's engine, and any software on devices without a link to each other send it down to the
+    host, then up.
     """
     own, mesh, machine = setting.architecture, setting.mesh, setting.machine
     if setting.software.kernels != "tiled":
@@ -176,11 +166,7 @@ def with_halves(times: LayerTimes, own: Architecture) -> LayerTimes:
 
 
 def penalised(times: LayerTimes, penalty: float) -> LayerTimes:
-    """The same times, with both halves of a backward together taking `penalty` times one whole backward.
-
-    Args:
-        penalty: at least 1; 1.02 to 1.04 in measured runs of others. A whole backward (B) keeps its time.
-    """
+    """The times with the halves of a backward taking `penalty` times a whole one: 1.02 to 1.04 in runs of others."""
     if penalty == 1:
         return times
     halves = ("input_grad", "weight_grad")

@@ -1,8 +1,8 @@
 """Closed forms in arrays: seconds and bytes of all plans of a search at once.
 
 Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
-columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory`, with layers as their mean where kinds
-differ; the best plans are simulated afterwards.
+columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory` for the mean layer. The search simulates
+the best plans afterwards.
 """
 
 from dataclasses import replace
@@ -18,19 +18,19 @@ from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import logits_bytes
 from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
-from rpbench.mesh.layout import Mesh
+from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import adapter_parameters, states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
-from rpbench.mesh.plan_search.plans import EVEN, SHARED, Floats, Inner, Ints, Plans
+from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 
-ROUNDING = 1e-9  # by which a cut must be better
+ROUNDING = 1e-9  # relative gain by which a cut must be better
 
 
 class Question(NamedTuple):
-    """What a search is about; `global_batch` are the sequences of a step."""
+    """The input of a search; `global_batch` counts the sequences of a step."""
 
     architecture: Architecture
     machine: Machine
@@ -40,13 +40,13 @@ class Question(NamedTuple):
     precision: Precision = "bf16"
 
     def job(self, inner: Inner, machine: Machine, mesh: Mesh, **more: Any) -> Job:
-        """A run with these inner choices on some devices; `more` are fields of a `Job`."""
+        """A run with these inner choices on these devices; `more` are fields of a `Job`."""
         own, known = self.architecture, self.software
         return Job(own, machine, mesh, known, self.seq_len, inner.sequences, self.precision, inner.recompute, **more)
 
 
 class Timed(NamedTuple):
-    """Seconds of a step, and bytes of the fullest device, of every plan."""
+    """Of every plan: seconds of a step, and bytes of the fullest device."""
 
     step_s: Floats
     peak_bytes: Floats
@@ -55,7 +55,7 @@ class Timed(NamedTuple):
 def layer_table(question: Question, inners: tuple[Inner, ...]) -> dict[str, Floats]:
     """Seconds and bytes of the mean layer and of the head, for each kind of inner choices."""
     own = question.machine
-    if own.device_speeds is None:  # seconds of layers are the same on any number of hosts, at any price and batch
+    if own.device_speeds is None:  # number of hosts, price and batch do not change the seconds of layers
         own = replace(own, num_devices=own.node_devices, price_usd_per_hour=None)
     rows = [_layer_row(question._replace(machine=own, global_batch=0), inner) for inner in inners]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -85,7 +85,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
         "working": working_set_bytes(job),
         "logits": logits_bytes(job),
-        "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # of every microbatch in flight
+        "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # for every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
         "learned": sum(part * of_layer for part, of_layer, _ in adapters) if own.lora_rank else dense / inner.tensor,
@@ -110,12 +110,11 @@ def _smallest_job(question: Question, inner: Inner) -> Job:
 
 
 def balanced(question: Question, plans: Plans, table: dict[str, Floats]) -> Plans:
-    """The plans, each cut so that its busiest rank has least to do."""
+    """The plans, each with the cut whose busiest rank has least work."""
     return replace(plans, last=_Forms(question, plans, table).balanced())
 
 
 def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:
-    """Seconds and bytes of all plans."""
     forms, constants, device = _Forms(question, plans, table), question.software.constants, question.machine.device
     step = forms.pipeline_s() + forms.data_s()
     step += forms.owned * constants["optimizer_bytes"] / (device.memory_bytes_per_s * device.sustained_memory)
@@ -128,11 +127,8 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
 class _Forms:
     """Seconds and bytes of all plans, each a column; p ranks, v chunks, m microbatches, n replicas.
 
-    Attributes:
-        each: the mean layer of every plan, by the names of `layer_table`.
-        ends: parameters of embedding and head on an end of the pipeline, whose matrices may be one.
-        learned, learned_experts: parameters of the fullest rank that learn, before replicas share them.
-        owned: of both, the part that a device updates.
+    Parameters are of the fullest rank: `ends` of its embedding and head, `learned` all that learn, `owned` those that a
+    device updates. `each` is the mean layer of every plan, by the names of `layer_table`.
     """
 
     def __init__(self, question: Question, plans: Plans, table: dict[str, Floats]) -> None:
@@ -156,23 +152,21 @@ class _Forms:
         """Seconds of one microbatch in the mean layer, there and back."""
         split = np.isin(self.names, ("zb_h1", "zb_h2"))
         back = np.where(split, self.software.split_penalty, 1.0) * self.each["backward"] + self.each["recompute"]
-        found: Floats = self.each["forward"] + back
-        return found
+        return self.each["forward"] + back
 
     def busiest_s(self, ranks: "RankLayers") -> Floats:
         """Seconds of one microbatch on the busiest rank."""
-        found: Floats = np.maximum(ranks.most * self.layer_s, ranks.last * self.layer_s + self.each["head"])
-        return found
+        return np.maximum(ranks.most * self.layer_s, ranks.last * self.layer_s + self.each["head"])
 
     def balanced(self) -> Ints:
-        """`Plans.last` under which the busiest rank has least to do: the last stage also has the head."""
+        """The `Plans.last` whose busiest rank has least work; the last stage also has the head."""
         layers, others = len(self.question.architecture.layers), np.maximum(1.0, self.p * self.v - 1)
         head = self.each["head"] / self.layer_s
-        # of the last rank: its stages but the last, evenly cut, and what its share leaves beside the head
+        # layers of the last rank beside the head in an equal division, and its part of the evenly cut stages
         shares, part = (layers + head) / self.p - head, (self.v - 1) / others
         alike = np.floor((shares - part * layers) / np.maximum(1 - part, 1 / others))
         best, least = np.full(len(self.p), EVEN), self.busiest_s(rank_layers(layers, self.p, self.v))
-        for more in (2, 1, 0, -1):  # the others have whole layers, so that the best is not at hand
+        for more in (2, 1, 0, -1):  # stages have whole layers, so the best cut is near, not at, the equal division
             last = np.clip(alike + more, 0, layers - others).astype(np.int64)
             busiest = self.busiest_s(rank_layers(layers, self.p, self.v, last))
             better = (busiest < least * (1 - ROUNDING)) & (self.p > 1)
@@ -195,13 +189,12 @@ class _Forms:
         bubble = np.where(names == "interleaved_1f1b", bubble / self.v, bubble)
         bubble = np.where(names == "zb_h1", (p - 1) * np.maximum(fill, 0.0), bubble)
         bubble = np.where(names == "zb_h2", 0.1 * (p - 1) * np.maximum(fill, 0.0), bubble)
-        found: Floats = self.m * busiest + bubble + 2 * (p - 1) * np.where(p > 1, hop, 0.0)
-        return found
+        return self.m * busiest + bubble + 2 * (p - 1) * np.where(p > 1, hop, 0.0)
 
     def data_s(self) -> Floats:
         """Seconds that data parallelism adds.
 
-        Where parameters are shared, embedding and head are one unit: gathered once for a microbatch, since its backward
+        If parameters are sharded, embedding and head are one unit: gathered once for a microbatch, since its backward
         follows its forward, and reduced once a step. A tied matrix is gathered once for both uses.
         """
         software, machine, each, shared = self.software, self.question.machine, self.each, self.plans.shared
@@ -215,7 +208,7 @@ class _Forms:
         scatter = software.gradient_bytes * own * np.where(shared == 0, 2.0, 1.0) + latency
         gather = 2.0 * own * (shared > 0) + latency * (shared > 0)
         back = each["backward"] + each["recompute"]
-        visits = np.where(shared == SHARED.index("gradients"), m, 1.0)  # a sum after every backward
+        visits = np.where(shared == SHARDED.index("gradients"), m, 1.0)  # a sum after every backward
         behind_sums = visits * (most * back * software.gradients_beside)
         behind_sums += (visits - 1) * most * each["forward"] * software.gradients_beside  # of the next microbatches
         found = sum(
@@ -230,11 +223,11 @@ class _Forms:
         ahead = np.maximum(each["forward"] * (1 + beside), 2.0 * layer) - each["forward"]
         later = np.maximum(back * (1 + beside), (2.0 + scattered) * layer) - back
         whole = m * most * (ahead + later) + (2.0 * m + scattered) * self.ends * part / bandwidth
-        fully = shared == SHARED.index("parameters")
+        fully = shared == SHARDED.index("parameters")
         return np.where(n == 1, 0.0, np.where(fully, whole, found))
 
     def peak_bytes(self) -> Floats:
-        """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
+        """Bytes of the fullest of three ranks: the first, the last, and the first with most layers."""
         p, ranks, each, ends = self.p, self.ranks, self.each, self.ends
         alone = p == 1
         of_loss = each["logits"] + np.where(self.names == "gpipe", self.m - 1, 0.0) * each["logits_waiting"]
@@ -250,7 +243,7 @@ class _Forms:
         return found
 
     def _in_flight(self, rank: Floats) -> Floats:
-        """Microbatches whose activations a rank keeps, in the usual closed forms."""
+        """Microbatches whose activations a rank keeps."""
         p, m, names = self.p, self.m, self.names
         found = np.minimum(m, p - rank)
         found = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1 - 2 * rank) / self.v), found)
@@ -267,18 +260,17 @@ class _Forms:
             (each["bits"] * each["experts"] * layers, each["learned_experts"] * layers, self.expert_shards),
         ):
             parts = []
-            for what in SHARED:
+            for what in SHARDED:
                 weights = states_of(self.software, what, size, size / shards).weights
                 if not self.learns and what != "parameters":
                     weights = weights + 2.0 * learned
                 more = states_of(self.software, what, learned, learned / shards)
                 parts.append(weights + more.gradients + more.optimizer)
-            found = found + np.select([shared == number for number in range(len(SHARED))], parts)
+            found = found + np.select([shared == number for number in range(len(SHARDED))], parts)
         layer, learned = each["dense"] + each["experts"], each["learned"] + each["learned_experts"]
-        gathered = np.where(shared == SHARED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
-        scattered = np.where(shared >= SHARED.index("gradients"), self.software.accumulate_bytes * learned, 0.0)
-        whole: Floats = found + gathered + scattered
-        return whole
+        gathered = np.where(shared == SHARDED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
+        scattered = np.where(shared >= SHARDED.index("gradients"), self.software.accumulate_bytes * learned, 0.0)
+        return found + gathered + scattered
 
 
 def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
@@ -293,11 +285,7 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
 
 
 class RankLayers(NamedTuple):
-    """Layers of ranks that `Plans.cut` deals out, larger stages in the middle: of the fullest, the first, the last.
-
-    Args:
-        fullest_rank: the first of those with most layers.
-    """
+    """Layers of the fullest, first and last rank of `Plans.cut`; `fullest_rank` is the first with most layers."""
 
     most: Floats
     first: Floats
@@ -306,12 +294,8 @@ class RankLayers(NamedTuple):
 
 
 def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> RankLayers:
-    """The layers of the ranks of plans with p ranks and v chunks, each with one of the stages in turn.
-
-    Args:
-        last: as of `Plans`.
-    """
-    apart = np.asarray(last) != EVEN  # the last stage is no part of the even cut
+    """The layers of ranks in plans with p ranks and v chunks; ranks take stages in turn; `last` as in `Plans`."""
+    apart = np.asarray(last) != EVEN  # the last stage is not in the even cut
     own = np.where(apart, last, 0)
     stages = np.maximum(1.0, p * v - apart)
     base, extra = np.floor((layers - own) / stages), (layers - own) % stages
@@ -319,13 +303,12 @@ def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> R
     end, over = begin + extra, extra % p
 
     def larger(rank: Floats) -> Floats:
-        found: Floats = np.floor((end - 1 - rank) / p) - np.floor((begin - 1 - rank) / p)
-        return found
+        return np.floor((end - 1 - rank) / p) - np.floor((begin - 1 - rank) / p)
 
     around = (over == 0) | (begin % p + over > p)
     fullest = np.where(around, 0.0, begin % p)
     most, of_last = base * v + np.ceil(extra / p), base * (v - apart) + larger(p - 1) + own
-    # where the last rank has one stage less of the even cut, it is the fullest by its own stage alone
+    # a last rank with one stage less of the even cut is the fullest only by its last stage
     alone = apart & (over == 1) & (fullest == p - 1)
     most, fullest = most - alone, np.where(alone, 0.0, fullest)
     fullest = np.where(apart & (of_last > most), p - 1, fullest)

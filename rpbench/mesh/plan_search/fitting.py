@@ -10,14 +10,13 @@ from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.closed_forms import Question, Timed, balanced, layer_table, time_plans
 from rpbench.mesh.plan_search.plans import Floats, Ints, Plans, Space, enumerate_plans
 
-NEAREST = 200  # plans that closed forms find too large by little, whose orders are asked
-NEAR = 0.15  # of a device: closed forms are off by 8 % at most where little is missing
-DOUBTED = 0.08  # of a device: a plan that lacks no more than that is counted from its order
+NEAREST = 200  # most plans, slightly too large by closed forms, whose memory is counted from their orders
+NEAR = 0.15  # fraction of a device's memory that these may lack; closed forms are off by at most 8 % there
+DOUBTED = 0.08  # fraction of a device's memory: plans that lack no more are also counted from their orders
 FACTORS = (2, 4, 8, 16, 32, 64)  # times as many devices
 
 
 def job_of(question: Question, plans: Plans, number: int) -> Job:
-    """A plan as a job."""
     return question.job(
         plans.inners[int(plans.inner[number])],
         question.machine,
@@ -32,7 +31,7 @@ def job_of(question: Question, plans: Plans, number: int) -> Job:
 def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
     """All plans with their seconds and bytes by closed forms; ValueError if none divides.
 
-    Each is cut evenly, or so that its busiest rank has least to do where that fits as well.
+    Each is cut evenly, or so that its busiest rank has least work, if that fits as well.
     """
     even = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
     table = layer_table(question, even.inners)
@@ -45,33 +44,30 @@ def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
 
 
 def spare_bytes(question: Question, timed: Timed) -> Floats:
-    """Bytes that each plan leaves of a device, by closed forms; below 0 where it does not fit."""
+    """Free bytes of each plan's fullest device, by closed forms; below 0 if the plan does not fit."""
     machine = question.machine
     room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
-    found: Floats = room - question.software.scale * timed.peak_bytes
-    return found
+    return room - question.software.scale * timed.peak_bytes
 
 
 def fastest_first(timed: Timed, spare: Floats, may_lack: float = 0.0) -> Ints:
-    """Numbers of the plans that lack at most so many bytes by closed forms, the fastest first."""
+    """Numbers of the plans that lack at most `may_lack` bytes by closed forms, the fastest first."""
     fitting = spare >= -may_lack
     return np.argsort(np.where(fitting, timed.step_s, np.inf), kind="stable")[: int(fitting.sum())]
 
 
 def nearest(question: Question, spare: Floats) -> Ints:
-    """Numbers of the plans that lack little by closed forms, and of the one that needs least, smallest first."""
+    """Numbers of the plans that lack little by closed forms, and of the smallest plan; the smallest first."""
     order = np.argsort(-spare, kind="stable")[:NEAREST]
     near = spare[order] > -NEAR * question.machine.device.memory_bytes
     near[0] = True
-    found: Ints = order[near]
-    return found
+    return order[near]
 
 
 def job_on_more_devices(question: Question, space: Space) -> Job | None:
-    """A plan that fits on the fewest devices, of those tried, on which one does; the same global batch.
+    """A plan that fits, with the same global batch, on the smallest tried number of devices that has one.
 
-    Args:
-        space: what plans may choose from; on n times as many devices, context parallelism up to n as well.
+    On n times as many devices, context parallelism up to n is allowed as well.
     """
     for factor in FACTORS:
         machine = question.machine.with_devices(factor * question.machine.size)
@@ -83,7 +79,7 @@ def job_on_more_devices(question: Question, space: Space) -> Job | None:
 
 
 def _fitting_jobs(question: Question, space: Space) -> Iterator[Job]:
-    """Plans that fit, their memory counted from their orders: by closed forms the fastest first, then the nearest."""
+    """Plans that fit, with memory counted from their orders: by closed forms the fastest first, then the nearest."""
     try:
         plans, timed = timed_plans(question, space)
     except ValueError:  # the batch is too small for so many devices

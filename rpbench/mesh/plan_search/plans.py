@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.layers.layer_seconds import Recompute
-from rpbench.mesh.layout import Mesh, Sharded, Sharing
+from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing
 from rpbench.workload.architecture import Architecture
 
 Ints = npt.NDArray[np.int64]
@@ -19,12 +19,11 @@ Floats = npt.NDArray[np.float64]
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "gpipe")
 SPLIT = frozenset({"zb_h1", "zb_h2"})  # orders that split backward
-SHARED: tuple[Sharded, ...] = ("none", "optimizer", "gradients", "parameters")
 EVEN = -1
 
 
 class Inner(NamedTuple):
-    """What the seconds of a layer depend on."""
+    """The choices that the seconds of a layer depend on."""
 
     tensor: int
     context: int
@@ -35,37 +34,27 @@ class Inner(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may choose from.
+    """The choices of a search."""
 
-    Args:
-        max_tensor, max_context: largest groups; 0: the devices of a domain, and 1.
-        sequences: of a microbatch.
-        recomputes, schedules, shared: see `Job` and `Sharing`.
-        max_chunks: most chunks on a device.
-        alone: whether plans take part that have one pipeline, or replicas of all layers, and nothing else.
-    """
-
+    # max_tensor, max_context: largest groups
     max_tensor: int = 8
     max_context: int = 1
-    sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # of a microbatch
+    # recomputes, schedules, shared: see `Job` and `Sharing`
     recomputes: tuple[Recompute, ...] = ("none", "full")
     schedules: tuple[str, ...] = SCHEDULES
-    shared: tuple[Sharded, ...] = SHARED
-    max_chunks: int = 8
-    alone: bool = True
+    shared: tuple[Sharded, ...] = SHARDED
+    max_chunks: int = 8  # on a device
+    alone: bool = True  # whether plans that are one pipeline, or replicas of all layers, and nothing else take part
 
 
 @dataclass(frozen=True)
 class Plans:
-    """Columns, one entry for each plan.
-
-    Args:
-        inner, schedule, shared: places in `inners`, `schedules` and `SHARED`.
-        last: layers of the last stage, beside the head, where the others are cut evenly; `EVEN`: all stages are.
-    """
+    """Columns, one entry for each plan."""
 
     inners: tuple[Inner, ...]
     schedules: tuple[str, ...]
+    # inner, schedule, shared: indices into `inners`, `schedules` and `SHARDED`
     inner: Ints
     pipeline: Ints
     data: Ints
@@ -73,15 +62,13 @@ class Plans:
     microbatches: Ints
     schedule: Ints
     shared: Ints
-    last: Ints
+    last: Ints  # layers of the last stage, which has the head, with the other stages cut evenly; `EVEN`: all are
 
     @property
     def count(self) -> int:
-        """How many plans."""
         return len(self.inner)
 
     def mesh(self, number: int) -> Mesh:
-        """The mesh of a plan."""
         inner = self.inners[int(self.inner[number])]
         return Mesh(
             int(self.data[number]),
@@ -90,7 +77,7 @@ class Plans:
             inner.context,
             inner.expert,
             sequence_parallel=inner.tensor > 1,
-            sharing=Sharing(SHARED[int(self.shared[number])]),
+            sharing=Sharing(SHARDED[int(self.shared[number])]),
         )
 
     def cut(self, number: int, layers: int) -> tuple[int, ...]:
@@ -141,17 +128,17 @@ def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> 
 
 @lru_cache(maxsize=1024)
 def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Space) -> Ints:
-    """(pipeline, data, chunks, microbatches, schedule, shared) of every plan around the same layers, (plans, 6)."""
+    """(pipeline, data, chunks, microbatches, schedule, shared) of every plan with these inner choices, (plans, 6)."""
     found: list[tuple[int, ...]] = []
     for pipeline in range(1, min(ranks, layers) + 1):
         data, rest = divmod(ranks, pipeline)
-        microbatches, left = divmod(global_batch, data * inner.sequences) if data else (0, 0)
+        microbatches, left = divmod(global_batch, data * inner.sequences)
         if rest or left or not microbatches or data * inner.context * inner.tensor % inner.expert:
             continue
-        for (number, name), shared in product(enumerate(space.schedules), range(len(SHARED))):
-            if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARED[shared] != "optimizer":
-                continue  # ZeRO-1 has no contender of its own
-            if SHARED[shared] in space.shared and _sensible(SHARED[shared], data * inner.context, pipeline):
+        for (number, name), shared in product(enumerate(space.schedules), range(len(SHARDED))):
+            if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARDED[shared] != "optimizer":
+                continue  # contenders cover these plans, except with ZeRO-1
+            if SHARDED[shared] in space.shared and _sensible(SHARDED[shared], data * inner.context, pipeline):
                 found += [
                     (pipeline, data, chunks, microbatches, number, shared)
                     for chunks in _chunks(name, pipeline, layers, microbatches, inner, space)
@@ -160,7 +147,7 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
 
 
 def _sensible(shared: Sharded, replicas: int, pipeline: int) -> bool:
-    """Nothing is shared with nobody; parameters and gradients are shared where no pipeline holds them for long."""
+    """Whether a sharding makes sense: among replicas only, of gradients and parameters only without a pipeline."""
     if replicas == 1:
         return shared == "none"
     return pipeline == 1 or shared in ("none", "optimizer")
@@ -178,4 +165,4 @@ def _chunks(name: str, pipeline: int, layers: int, microbatches: int, inner: Inn
 
 
 def _powers(most: int) -> list[int]:
-    return [2**k for k in range(max(1, most).bit_length()) if 2**k <= max(1, most)]
+    return [2**k for k in range(max(1, most).bit_length())]

@@ -1,6 +1,6 @@
-"""Search: the fastest plan that fits: closed forms for all, the real schedule and simulator for the best.
+"""Search: the fastest plan that fits: closed forms for all plans, the real schedule and simulator for the best.
 
-The best plan of every order on every mesh is then cut as the search of a contest cuts it (`rpbench.plan.search`).
+The best plan of every order on every mesh then gets the cut that `rpbench.plan.search` finds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +14,11 @@ import numpy as np
 from rpbench.ir.partition import filled, symmetric
 from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
+from rpbench.mesh.layout import SHARDED
 from rpbench.mesh.memory import Bytes, Fullest, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import DOUBTED, fastest_first, job_of, nearest, spare_bytes, timed_plans
-from rpbench.mesh.plan_search.plans import SHARED, Ints, Space
+from rpbench.mesh.plan_search.plans import Ints, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
 from rpbench.plan.search import plan_search
@@ -27,9 +28,10 @@ SIMULATED = 50
 RECUT = 2_000_000  # actions timed in the search of one cut
 LONG = 8192  # stages times microbatches; the cut of a longer order is not searched
 BESIDE = 4  # cuts tried beside one with empty stages
-# Orders that are timed on the meshes which others lead on, how many of these, and most chunks times microbatches.
+# Orders without a closed form. They are timed on the fastest meshes of other orders: the number of these meshes, and
+# most stages times microbatches.
 ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 3, 2048
-TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind whose memory is counted, that are simulated, and whose cut is searched
+TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind: memory counted, simulated, cut searched
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,16 @@ class Prediction:
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of a step."""
         return sum(self.terms.values())
 
     @property
     def tokens_per_s_per_device(self) -> float:
-        """Tokens a second of one device."""
         return self.job.tokens / self.step_time_s / self.job.machine.size
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
-
-    Args:
-        best: predictions with the pipeline simulated, fastest first; none that does not fit.
-        num_plans, num_fitting: plans that were timed by closed forms, and those of them that fit.
-    """
+    """The best simulated plans, fastest first; the number of plans timed by closed forms, and of those that fit."""
 
     best: tuple[Prediction, ...]
     num_plans: int
@@ -66,15 +61,7 @@ class Found:
 
 
 class NothingFits(ValueError):
-    """No plan of a search fits into memory.
-
-    Args:
-        smallest: the plan that needs least, by closed forms.
-        space: what the search chose from.
-
-    Attributes:
-        change: what makes that plan fit.
-    """
+    """No plan of a search fits; `change` is the smallest change that makes the plan fit that needs least memory."""
 
     def __init__(self, smallest: Job, space: Space) -> None:
         change = smallest_change(smallest, space)
@@ -87,11 +74,7 @@ class NothingFits(ValueError):
 
 
 class Candidates:
-    """The plans of a question, timed by closed forms; each is simulated at most once.
-
-    Raises:
-        ValueError: if no plan divides.
-    """
+    """The plans of a question, timed by closed forms and simulated at most once; ValueError if no plan divides."""
 
     def __init__(self, question: Question, space: Space) -> None:
         self._question = question
@@ -101,7 +84,6 @@ class Candidates:
         self._known: dict[int, Prediction | None] = {}
 
     def job(self, number: int) -> Job:
-        """A plan as a job."""
         return job_of(self._question, self.plans, number)
 
     def simulated(self, order: Ints, most: int) -> tuple[Prediction, ...]:
@@ -117,10 +99,10 @@ class Candidates:
         return tuple(sorted(found, key=lambda each: each.step_time_s))
 
     def best_of_each(self) -> list[Prediction]:
-        """The fastest plan that fits of every schedule, and without a pipeline of every way to share states."""
+        """The fastest plan that fits of every schedule, and without a pipeline, of every sharding."""
         plans, found = self.plans, list[Prediction]()
-        alone = np.where(plans.data == 1, len(SHARED), plans.shared)
-        kinds = np.where(plans.pipeline > 1, len(SHARED) + 1 + plans.schedule, alone)[self.order]
+        alone = np.where(plans.data == 1, len(SHARDED), plans.shared)
+        kinds = np.where(plans.pipeline > 1, len(SHARDED) + 1 + plans.schedule, alone)[self.order]
         for kind in np.unique(kinds):
             of_kind = self.order[kinds == kind]
             own = self.simulated(of_kind[:TRIED], 1 if _is_long(self.job(int(of_kind[0]))) else OF_EACH)
@@ -135,8 +117,8 @@ def search(
     """The fastest plans of a model on a machine.
 
     Args:
-        num_simulated: plans that the real schedule and simulator time.
-        of_each: with the fastest of every schedule, and without a pipeline of every way to share states.
+        num_simulated: plans to simulate.
+        of_each: also find the fastest plan of every schedule, and without a pipeline, of every sharding.
 
     Raises:
         ValueError: if no plan divides.
@@ -148,16 +130,18 @@ def search(
         best = plans.simulated(nearest(question, plans.spare), num_simulated)
     if not best:
         raise NothingFits(plans.job(int(np.argmax(plans.spare))), space or Space())
-    best = _recut(best) + tuple(plans.best_of_each() if of_each else ())
+    # the first of every order on every mesh gets the best cut that is found
+    firsts = {(each.job.schedule, each.job.mesh): each for each in reversed(best) if each.job.mesh.pipeline > 1}
+    recut = {id(each): _with_its_cut(each) for each in firsts.values()}
+    best = tuple(recut.get(id(each), each) for each in best) + tuple(plans.best_of_each() if of_each else ())
     fitting = max(int((plans.spare >= 0).sum()), len(best))
     return Found(tuple(sorted(best, key=lambda each: each.step_time_s)), plans.plans.count, fitting)
 
 
 def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[Prediction]:
-    """The fastest plan of each of these orders, which no closed form times, on the meshes of the fastest pipelines.
+    """The fastest plan of each of these orders, which have no closed form.
 
-    Args:
-        found: plans; of those that recompute nothing the first `MESHES` meshes are tried, each with its microbatches.
+    They are tried on the meshes of the `MESHES` fastest pipelines without recomputation, with their microbatches.
     """
     jobs = dict[tuple[object, ...], Job]()
     for each in sorted(found, key=lambda each: each.step_time_s):
@@ -171,7 +155,7 @@ def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[P
 
 
 def _in_order(job: Job, name: str) -> Iterator[Prediction]:
-    """The job in another order, if it takes the sizes and fits."""
+    """The job in another order, if that takes the sizes and fits."""
     chunks = entry(name).chunks or 2
     if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
         return
@@ -179,15 +163,8 @@ def _in_order(job: Job, name: str) -> Iterator[Prediction]:
         yield from _recuts(replace(job, schedule=name, chunks=chunks, cut=()))
 
 
-def _recut(found: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
-    """The predictions, the first of every order on every mesh with the best cut that is found."""
-    again = {(each.job.schedule, each.job.mesh): each for each in reversed(found) if each.job.mesh.pipeline > 1}
-    best = {id(each): _with_its_cut(each) for each in again.values()}
-    return tuple(best.get(id(each), each) for each in found)
-
-
 def _is_long(job: Job) -> bool:
-    """Whether an order takes so long to simulate that plans keep the cut of the closed forms."""
+    """Whether an order takes so long to simulate that its cut is not searched."""
     return job.num_stages * job.num_microbatches > LONG
 
 
@@ -196,7 +173,7 @@ def _with_its_cut(found: Prediction) -> Prediction:
 
 
 def _recuts(job: Job) -> Iterator[Prediction]:
-    """The job with the cut that is found, if it fits; frameworks can have every stage: none between is empty."""
+    """The job with the cuts that are found, if they fit; inner stages have layers, as frameworks need it."""
     cut, _ = plan_search(problem_of(job), [symmetric(job.cut)], budget=RECUT)
     for counts in islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,):
         if (found := simulate_job(replace(job, cut=counts))) is not None:
@@ -204,13 +181,13 @@ def _recuts(job: Job) -> Iterator[Prediction]:
 
 
 def simulate_job(job: Job) -> Prediction | None:
-    """A job with its pipeline simulated; None if its memory, counted from its order, does not fit."""
+    """A simulated job; None if its memory, counted from its order, does not fit."""
     memory, terms = memory_and_terms(job)
     return None if memory.lacks else Prediction(job, terms(), memory.classes)
 
 
 def memory_and_terms(job: Job) -> tuple[Fullest, Callable[[], Terms]]:
-    """The fullest rank of a job of any order, and what simulates its seconds by cause."""
+    """The fullest rank of a job of any order, and a function that simulates its seconds by cause."""
     if job.schedule not in ORDERS:
         return fullest(job), partial(exact_terms, job)
     terms, ranks = exact(job)

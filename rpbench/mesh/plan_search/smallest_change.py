@@ -1,7 +1,7 @@
 """Smallest change: the fewest settings to change so that a run fits its devices.
 
-One setting is changed before two are, two before three, on the same devices and with the same global batch. Among
-changes of equally many settings, those that stand higher here come first, and a smaller one before a larger:
+One setting is changed before two are, two before three, on the same devices and with the same global batch. Changes of
+equally many settings are tried in this order, a smaller change before a larger one:
 
     recompute           selective, per_op, full
     sequences           of a microbatch: the next smaller divisor
@@ -11,8 +11,8 @@ changes of equally many settings, those that stand higher here come first, and a
     pipeline            more stages, devices taken from data
     context             more shards of a sequence, devices taken from data
 
-If no change fits, more of the same devices are tried, twice as many and again, with every plan of a search. If those do
-not fit either, a device lacks memory. Nothing under a mesh is offloaded to the host, so that is not among the changes.
+If no change fits, two, four, ... times as many devices are tried, with every plan of a search. If those do not fit
+either, a device lacks memory. Nothing under a mesh is offloaded to the host, so that is no change to try.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,19 +36,13 @@ CUTS = ("tensor", "pipeline", "context")
 
 @dataclass(frozen=True)
 class Change:
-    """A change that makes a run fit.
+    """A change that makes a run fit."""
 
-    Args:
-        lacks_bytes: bytes that a device lacks without the change.
-        job: the changed run; None if no change tried fits.
-        settings: changed settings by name: fields of `Job` and `Mesh`, `shard` for the states that replicas share.
-        num_devices: devices of the changed run where they are more; then its settings are not a change of the run's.
-    """
-
-    lacks_bytes: float
-    job: Job | None = None
+    lacks_bytes: float  # bytes that a device lacks without the change
+    job: Job | None = None  # the changed run; None if no change tried fits
+    # changed settings by name: fields of `Job` and `Mesh`, and `shard`
     settings: Settings = field(default_factory=dict)
-    num_devices: int = 0
+    num_devices: int = 0  # devices of the changed run if they are more; `settings` are then all of its settings
 
     def __str__(self) -> str:
         lacks = f"lacks {_giga(self.lacks_bytes)} a device"
@@ -71,7 +65,7 @@ class Change:
 
 
 def smallest_change(job: Job, space: Space | None = None) -> Change | None:
-    """The first change tried with which a run fits, on more devices one of `space`; None if it fits as it is."""
+    """The first change with which a run fits; None if it fits as it is. Plans on more devices are those of `space`."""
     lacks = fullest(job).lacks
     if not lacks:
         return None
@@ -84,7 +78,7 @@ def smallest_change(job: Job, space: Space | None = None) -> Change | None:
 
 
 def changes(job: Job) -> Iterator[tuple[Settings, Job]]:
-    """Every change on the same devices, in the order that is tried, without those that contradict themselves."""
+    """Every possible change on the same devices, in the order in which they are tried."""
     steps = {name: values for name, values in _steps(job).items() if values}
     for count in range(1, len(steps) + 1):
         for names in combinations(steps, count):
@@ -97,7 +91,7 @@ def changes(job: Job) -> Iterator[tuple[Settings, Job]]:
 
 
 def settings_of(job: Job) -> Settings:
-    """The settings of a whole run that its memory depends on."""
+    """The settings that a run's memory depends on."""
     mesh = job.mesh
     return {
         **{name: getattr(mesh, name) for name in ("data", *CUTS, "expert")},
@@ -134,7 +128,7 @@ def _steps(job: Job) -> dict[str, tuple[Any, ...]]:
 
 
 def _changed(job: Job, settings: Settings) -> Job | None:
-    """A run with other settings on the same devices, with the same global batch; None where that cannot be."""
+    """A run with other settings on the same devices, with the same global batch; None if that is impossible."""
     sequences = settings.get("sequences", job.sequences)
     try:
         mesh = _changed_mesh(job.mesh, settings)

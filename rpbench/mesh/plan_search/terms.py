@@ -1,4 +1,4 @@
-"""Terms of a model on a machine: what a search of plans asks for, with the seconds of a microbatch of any size."""
+"""Terms of a model on a machine: the input of a search, with the seconds of a microbatch of any size."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,16 +35,16 @@ def terms_of(
     Args:
         basis: figures and constants of `cost=analytic` on that machine; with `source="published"` it scales the
             published times to microbatches of other sizes.
-        microbatches: sizes that may be chosen; None: those of `default_microbatches`.
-        known: whose kernels are counted; None: as of a run that names none.
-        limits: None: what the machine's devices and its host have for a model.
+        microbatches: sizes to choose from; None: those of `default_microbatches`.
+        known: the software; None: that of a run that names none.
+        limits: None: the usable memory of the machine's devices and its host.
 
     Raises:
         ValueError: if a figure is missing, or there are no published times.
     """
     if limits is None:
         limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
-    basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
+    basis["host_bytes_per_s"]  # raises if it is missing: the host's optimizer cannot be charged without it
     kernels = known or usual_software(cluster.measured)
     if source == "analytic":
         cluster = with_collectives(cluster, kernels)
@@ -68,10 +68,9 @@ def terms_of(
 
 
 def published_source(model: Architecture, basis: Basis) -> Timed:
-    """Published times, with halves in the ratio of FLOPs; of other sizes scaled as the count says (derived).
+    """Published times, with halves of backward in the ratio of FLOPs; ValueError for a model without any.
 
-    Raises:
-        ValueError: for a model without published times.
+    Times of other sizes scale like counted times (derived).
     """
     name = model.published_name or ""
     measured, tokens = published_times(name), published_tokens_per_microbatch(name)

@@ -7,6 +7,7 @@ plans      the settings a search has tried, the plan it found, its budget
 frame      an order with all its transfers, timed for any cut
 sketch     cuts timed by their computation alone
 bounds     paces that no plan exceeds
+trials     the settings and cuts that a search has timed
 restarts   climbs from cut to cut, and random restarts
 search     the best plan of a contender within a budget of timelines
 """

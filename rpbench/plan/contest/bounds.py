@@ -1,15 +1,15 @@
 """Bounds on the pace of every plan of a contender, whatever its cut and its recomputation, without a timeline.
 
     computation   every device computes its stages, and all devices together compute the model, once a step
-    way           where steps do not overlap: before a device's first forward a microbatch runs down to its stage, and
+    way           if steps do not overlap: before a device's first forward a microbatch runs down to its stage, and
                   after its last backward one runs back to the first stage
-    memory        what a layer always holds, the activations of one microbatch of a stage, and the activations in flight
-                  of stages that do not recompute, where the order does not follow from times; and what a host holds
+    memory        the bytes that a layer always holds, the activations of one microbatch of a stage, and, unless the
+                  order follows from times, the activations in flight of stages that do not recompute; a host's bytes
 
 All three are linear in the layers of each stage, `x`, and in those of them that are not recomputed, `k`. The shortest
-step in which the model's layers find room bounds every cut. Where a device has one stage, stages are filled one after
-the other, with whole layers, and each is recomputed or is not; elsewhere `x` may be fractions and `k` any part of a
-stage (`rpbench.plan.linear`). What crosses links adds time to a plan and none to the bound.
+step in which the model's layers find room bounds every cut. If every device has one stage, stages are filled one after
+the other, with whole layers, and each is recomputed or not; else `x` may be fractions and `k` any part of a stage
+(`rpbench.plan.linear`). Transfers add time to a plan, but none to these bounds (`link_loads` bounds them).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,6 @@ from itertools import product
 from math import inf, log2
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import least_host_bytes
@@ -35,18 +34,12 @@ from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.layer_limits import Limit, least_limit, least_of_whole_layers
 from rpbench.plan.contest.link_loads import LinkLoads
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import promising_counts
+from rpbench.plan.counts import Floats, promising_counts
 from rpbench.plan.problem import Problem
-
-Floats = npt.NDArray[np.float64]
 
 
 class Bounds:
-    """Bounds on the plans of a contender, each made once.
-
-    Args:
-        with_links: count what crosses links too; that takes three short orders for every number of stages and option.
-    """
+    """Bounds on the plans of a contender, each made once; `with_links` counts transfers too, from short orders."""
 
     def __init__(self, contender: Contender, terms: Terms, space: Space, *, with_links: bool = True) -> None:
         self.contender, self.terms, self.space, self._with_links = contender, terms, space, with_links
@@ -55,18 +48,15 @@ class Bounds:
         self._links = LinkLoads(contender, terms)
 
     def settings(self) -> Iterator[Setting]:
-        """One setting for each that differs in more than recomputation and prefetching."""
-        names = [name for name in self.space.dimensions if name not in ("recompute", "prefetch")]
-        for values in product(*(self.space.dimensions[name] for name in names)):
-            setting = self.space.first
-            for name, value in zip(names, values, strict=True):
-                setting = setting.changed(name, value)
-            yield setting
+        """All settings of the space, with the usual recomputation and prefetching."""
+        dimensions, usual = self.space.dimensions, ("recompute", "prefetch")
+        for values in product(*(tried[:1] if name in usual else tried for name, tried in dimensions.items())):
+            yield self.space.setting(dict(zip(dimensions, values, strict=True)))
 
     def nearest_first(self, best: Setting) -> list[Setting]:
         """The `settings`, sorted by distance of their microbatch size from that of `best`, then by bound.
 
-        Each comes with the usual recomputation, and with that of `best`; where orders follow from times, with each.
+        Each comes with the usual recomputation, and with that of `best`; if orders follow from times, with every one.
         """
         found = [each.changed("prefetch", best.prefetch) for each in self.settings()]
         needs_costs = self.contender.entry.needs_costs
@@ -79,11 +69,11 @@ class Bounds:
         )
 
     def fastest_first(self, settings: Iterable[Setting]) -> list[Setting]:
-        """Settings by the bound of their pace, without those of which no plan fits."""
+        """The settings by the bound on their pace, without those for which no plan fits."""
         return sorted(filter(self.pace, settings), key=self.pace, reverse=True)
 
     def best_pace(self, is_over: Callable[[], bool]) -> float:
-        """Tokens per second that no plan exceeds; after the time limit by `loose_pace`."""
+        """Tokens per second that no plan exceeds; after the time limit only `loose_pace` is used."""
         best = 0.0
         for each in sorted(self.settings(), key=self.loose_pace, reverse=True):
             if self.loose_pace(each) <= best:
@@ -92,7 +82,7 @@ class Bounds:
         return best
 
     def loose_pace(self, setting: Setting) -> float:
-        """A looser bound on the pace of a setting, without an order: from the computation of all devices together."""
+        """A looser bound on the pace of a setting from the computation of all devices together, without an order."""
         setting = setting.changed("chunks_per_device", self.space.first.chunks_per_device)
         if setting not in self._loose_paces:
             problem = posed(self.contender, setting, self.terms, 1)
@@ -105,7 +95,7 @@ class Bounds:
         return self._loose_paces[setting]
 
     def pace(self, setting: Setting) -> float:
-        """Tokens per second that no plan of a setting exceeds; 0 where none fits or none can be built."""
+        """Tokens per second that no plan of a setting exceeds; 0 if none fits or none can be built."""
         key = self._usual(setting.changed("prefetch", self.space.first.prefetch))
         if key not in self._paces:
             try:
@@ -115,22 +105,21 @@ class Bounds:
         return self._paces[key]
 
     def _usual(self, setting: Setting) -> Setting:
-        """A setting with the same bounds, its recomputation and options the usual ones where they do not count."""
+        """The setting with the usual recomputation, and the usual options if they do not count; bounds are the same."""
         setting = setting.changed("recompute", self.space.first.recompute)
-        if self.contender.entry.name in _LOWERED:  # their options only choose which activations leave
+        if self.contender.entry.name in _LOWERED:  # its options only choose which activations move
             setting = replace(setting, options=self.space.first.options)
         return setting
 
     def least_bytes(self, limit: int | None) -> int:
-        """A lower bound on the fullest device in every plan: one microbatch of the smallest size, all recomputed.
+        """A lower bound on the fullest device's bytes in every plan: with one smallest microbatch, all recomputed.
 
-        Once a setting is found within the limit, the others are passed over: the bound rules nothing out then.
-        0 without a limit.
+        It stops at the first setting within the limit, for then it rules nothing out. 0 without a limit.
         """
         return self._least(lambda each: self._orders(each).least_bytes(self._moving(each)), limit)
 
     def least_host_bytes(self, limit: int | None) -> int:
-        """A lower bound on the host's bytes in every plan; passes settings over as `least_bytes` does."""
+        """A lower bound on the host's bytes in every plan; stops like `least_bytes`."""
         return self._least(self._least_on_host, limit)
 
     def _least(self, needs: Callable[[Setting], int], limit: int | None) -> int:
@@ -151,18 +140,18 @@ class Bounds:
         return 0 if moving is None and not is_streamed else least_host_bytes(moving, sizes)
 
     def _moving(self, setting: Setting) -> Analysis | None:
-        """A short order with all its transfers, where stages are shared or streamed; else None."""
+        """A short order with all its transfers, if stages are shared or streamed."""
         found = (self._links.short(setting, most) for most in (1, 2, 3) if self.moves)
         return next((short[0] for short in found if short), None)
 
     @property
     def count_links(self) -> bool:
-        """Whether bounds count what crosses links; else computation alone."""
+        """Whether bounds count transfers too, not computation alone."""
         return self._with_links and self.moves and not self.contender.entry.separate_cuts and self.terms.problem is None
 
     @property
     def moves(self) -> bool:
-        """Whether stages are shared or streamed, whole ones with the same cut both ways."""
+        """Whether stages are shared or streamed."""
         entry = self.contender.entry
         return entry.lower is not None and entry.name not in _LOWERED
 
@@ -185,9 +174,9 @@ class Bounds:
         return _Orders(problem, schedule, self.terms, self._recomputes(schedule))
 
     def _schedule(self, setting: Setting) -> Schedule:
-        """A schedule that places the stages as the setting does; transfers, and the order by times, do not matter."""
+        """A schedule with the setting's placement of stages; its transfers, and its order by times, may differ."""
         entry, sizes = self.contender.entry, [setting.microbatch_sequences]
-        if entry.needs_costs:  # faster to make of few microbatches
+        if entry.needs_costs:  # few microbatches are faster to order
             sizes = sorted(self.terms.microbatches, reverse=True)
         elif entry.name not in _LOWERED:
             return self._built(setting)
@@ -220,8 +209,8 @@ class _Orders:
     """All cuts of a setting.
 
     Args:
-        schedule: has these stages, but other microbatches where orders follow from times. None: forward and backward
-            are cut apart, and only the computation of all devices together is bounded.
+        schedule: one with the same stages; it has other microbatches if orders follow from times. None: forward and
+            backward are cut apart, and only the computation of all devices together is bounded.
         recomputes: the choices of recomputation that the schedule allows.
     """
 
@@ -233,7 +222,7 @@ class _Orders:
         self._forward, self._again, self._backward = (
             float(min(each)) for each in (times.forward, times.recompute, times.backward)
         )
-        self._hides = 1 - float(times.overlap_gain) / 2  # two that overlap hide at most the shorter one
+        self._hides = 1 - float(times.overlap_gain) / 2  # two overlapping actions hide at most the shorter one
 
     @property
     def num_microbatches(self) -> int:
@@ -242,21 +231,20 @@ class _Orders:
 
     def least_step(self) -> float:
         """A lower bound on the seconds of a step; infinite if nothing fits."""
-        together = self._together()
-        step = together
+        times = self.problem.times
+        again = sum(times.recompute) if self._recomputes <= {"all"} else 0
+        heads = times.head_forward + times.head_backward
+        each = float(sum(times.forward) + again + sum(times.backward) + heads) * self._hides
+        together = step = self.num_microbatches * each / float(self._speeds.sum())
         if self._is_plain:
             rows = self._times() + self._memory()
             step = max(step, least_limit(rows, together, self.problem.num_layers))
             if self._has_one_stage_each and step < inf:
                 step = least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
-        return step / self.problem.times.units_per_second
+        return step / times.units_per_second
 
     def least_bytes(self, moving: Analysis | None) -> int:
-        """A lower bound on the bytes of the fullest device.
-
-        Args:
-            moving: the order with its transfers, where these decide what stays.
-        """
+        """A lower bound on the bytes of the fullest device; `moving` has transfers that decide which bytes stay."""
         if self.schedule is None:
             return 0
         if moving is not None:
@@ -276,17 +264,9 @@ class _Orders:
             found = least_of_whole_layers(rows, self._device_of, nothing_kept, found, self.problem.num_layers)
         return int(found)
 
-    def _together(self) -> float:
-        """The step in which all devices together compute the model once for every microbatch, in the times' unit."""
-        times = self.problem.times
-        again = sum(times.recompute) if self._recomputes <= {"all"} else 0
-        heads = times.head_forward + times.head_backward
-        each = float(sum(times.forward) + again + sum(times.backward) + heads) * self._hides
-        return self.num_microbatches * each / float(self._speeds.sum())
-
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether every stage is on one device, whole, with the same cut both ways."""
+        """Whether every stage is whole and on one device, with the same cut both ways."""
         found = self.schedule
         return (
             found is not None
@@ -393,8 +373,7 @@ class _Orders:
         return found
 
 
-# Methods that only add transfers of activations to their order.
-_LOWERED = ("pipe_offload", "bpipe")
+_LOWERED = ("pipe_offload", "bpipe")  # methods whose transfers only move activations
 
 
 def _fullest(moments: object) -> list[Floats]:

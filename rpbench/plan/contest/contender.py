@@ -3,10 +3,10 @@
     microbatch_sequences   size of a microbatch, at the same tokens a step
     chunks_per_device      stages on a device, where the schedule takes several and both directions are cut alike
     recompute              all | except_last | none | fitting: the stages recomputed (`rpbench.plan.contest.frame`)
-    prefetch               visits whose weights are loaded ahead, where weights are loaded for every visit
+    prefetch               visits whose weights are loaded ahead, if weights are loaded for every visit
     schedule.NAME          the schedule's own options, as it declares them (`registry.Entry.searched`)
 
-The cut into stages belongs to every point of the space and is searched for each.
+The cut into stages is searched for each point of the space.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,20 +19,16 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.registry import Entry
 
 PREFETCHES = (1, 2)
-MOST_CHUNKS = 4  # above, stages on a device are tried in steps of a half
+MOST_CHUNKS = 4  # from here on, each number of stages on a device is half as large again
 OPTION = "schedule."
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A schedule with the options that define the method.
-
-    Args:
-        fixed: options that a search does not change, such as those of a late update.
-    """
+    """A schedule with the options that define the method."""
 
     entry: Entry = field(hash=False)
-    fixed: tuple[tuple[str, Any], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()  # options that a search does not change, such as those of a late update
 
     @property
     def name(self) -> str:
@@ -42,11 +38,7 @@ class Contender:
 
 
 def contender(name: str, *, late: bool = False) -> Contender:
-    """The contender of a schedule's name.
-
-    Raises:
-        ValueError: for an unknown name, or a late update of a method that has none.
-    """
+    """The contender of a schedule's name; ValueError for an unknown name, or a late update of a method without one."""
     found = registry.entry(name)
     if late and found.late is None:
         raise ValueError(f"schedule {name} has no late update to choose; leave late out")
@@ -54,11 +46,7 @@ def contender(name: str, *, late: bool = False) -> Contender:
 
 
 def contenders(names: Iterable[str] | None = None) -> list[Contender]:
-    """The named schedules (None: all), and those that have a late update once more with it.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """The named schedules (None: all), then those with a late update once more; ValueError for an unknown name."""
     chosen = list(registry.entries()) if names is None else list(names)
     found = [contender(name) for name in chosen]
     return found + [contender(name, late=True) for name in chosen if registry.entry(name).late]
@@ -66,26 +54,19 @@ def contenders(names: Iterable[str] | None = None) -> list[Contender]:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value for every dimension of a space.
-
-    Args:
-        chunks_per_device: None if the numbers of stages are found with the cut.
-        options: the schedule's options, fixed ones included.
-    """
+    """One value for every dimension of a space."""
 
     microbatch_sequences: float
-    chunks_per_device: int | None
+    chunks_per_device: int | None  # None if the numbers of stages are found with the cut
     recompute: Recompute
     prefetch: int
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()  # the schedule's options, fixed ones included
 
     def value(self, dimension: str) -> Any:
-        """The value of a dimension by its name."""
         name = dimension.removeprefix(OPTION)
         return dict(self.options)[name] if dimension.startswith(OPTION) else getattr(self, name)
 
     def changed(self, dimension: str, value: Any) -> "Setting":
-        """The setting with one dimension changed."""
         name = dimension.removeprefix(OPTION)
         if dimension.startswith(OPTION):
             return replace(self, options=tuple((dict(self.options) | {name: value}).items()))
@@ -107,11 +88,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions of a contender with the values to try, the usual one first.
-
-    Raises:
-        ValueError: for a dimension without values.
-    """
+    """The dimensions of a contender with the values to try, the usual one first; ValueError if one has no values."""
 
     dimensions: Mapping[str, tuple[Any, ...]]
     fixed: tuple[tuple[str, Any], ...] = ()
@@ -121,12 +98,16 @@ class Space:
             if not values:
                 raise ValueError(f"{name}: no values to search over; give at least 1")
 
+    def setting(self, values: Mapping[str, Any]) -> Setting:
+        """The setting with these values, one for every dimension."""
+        options = tuple((name.removeprefix(OPTION), values[name]) for name, _ in self._options())
+        plain = {name: value for name, value in values.items() if not name.startswith(OPTION)}
+        return Setting(**plain, options=options + self.fixed)
+
     @property
     def first(self) -> Setting:
-        """The usual value of every dimension."""
-        options = tuple((name.removeprefix(OPTION), values[0]) for name, values in self._options())
-        plain = {name: values[0] for name, values in self.dimensions.items() if not name.startswith(OPTION)}
-        return Setting(**plain, options=options + self.fixed)
+        """The setting with the usual value of every dimension."""
+        return self.setting({name: values[0] for name, values in self.dimensions.items()})
 
     def changes(self, setting: Setting) -> Iterator[tuple[str, Setting]]:
         """Every setting that differs in one dimension, with the dimension's name."""
@@ -136,7 +117,7 @@ class Space:
                     yield name, setting.changed(name, value)
 
     def other_options(self, setting: Setting) -> list[Setting]:
-        """The setting with one option changed, the last value of each first: it may switch a method off."""
+        """The setting with one option changed, the last value of each first, since it may switch a method off."""
         values = [(name, value) for name, tried in self._options() for value in reversed(tried)]
         return [setting.changed(name, value) for name, value in values if value != setting.value(name)]
 
@@ -147,11 +128,9 @@ class Space:
         return [setting.changed("microbatch_sequences", size) for size in below]
 
     def lighter(self, setting: Setting, *, smaller: bool, options: bool) -> list[Setting]:
-        """Single changes that may take less memory, the likeliest first.
+        """Single changes that may take less memory, the likeliest first: `options` if they choose what leaves a device.
 
-        Args:
-            smaller: whether smaller microbatches may help.
-            options: whether options help most, for they say what leaves a device.
+        Smaller microbatches are among them if `smaller`.
         """
         below = self.smaller(setting) if smaller else []
         apart = ("microbatch_sequences", "prefetch")
@@ -160,16 +139,12 @@ class Space:
         return list(dict.fromkeys([*first, *below, *others]))
 
     def beginning_at(self, setting: Setting) -> "Space":
-        """The space with the values of a setting first."""
+        """The space with the setting's values first."""
         first = {name: (setting.value(name), *values) for name, values in self.dimensions.items()}
         return replace(self, dimensions={name: tuple(dict.fromkeys(values)) for name, values in first.items()})
 
     def restricted(self, **values: Sequence[Any]) -> "Space":
-        """The space with the values of some dimensions given.
-
-        Raises:
-            ValueError: for an unknown dimension, or one without values.
-        """
+        """The space with these values for some dimensions; ValueError for an unknown one, or without values."""
         for name in values:
             if name not in self.dimensions:
                 raise ValueError(f"{name} is no dimension of this space: {', '.join(self.dimensions)}")
@@ -179,7 +154,7 @@ class Space:
         return ((name, values) for name, values in self.dimensions.items() if name.startswith(OPTION))
 
 
-def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute] = RECOMPUTES) -> Space:
+def space_of(contender: Contender, terms: Terms) -> Space:
     """The full space of a contender; settings that its order does not allow are refused when tried."""
     entry = contender.entry
     sizes = sorted(terms.microbatches, key=lambda size: abs(terms.num_microbatches(size) - 2 * terms.num_devices))
@@ -194,7 +169,7 @@ def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute]
         {
             "microbatch_sequences": tuple(sizes),
             "chunks_per_device": _chunks(contender, terms),
-            "recompute": ("all",) if entry.separate_cuts else tuple(recomputes),
+            "recompute": ("all",) if entry.separate_cuts else RECOMPUTES,
             "prefetch": PREFETCHES if streams else (1,),
             **{OPTION + name: values for name, values in searched.items()},
         },

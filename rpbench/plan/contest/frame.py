@@ -1,6 +1,6 @@
 """Frame: an order with all its transfers, made once and timed for any cut and any choice of recomputation.
 
-Recomputation is chosen by stage: `all` of them, none (`none`), all but the last where its backward follows its forward
+The stages that recompute: all (`all`), none (`none`), all but the last if its backward follows its forward
 (`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
 """
 
@@ -9,11 +9,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.charges import with_everything
 from rpbench.cost.footprint.memory import Footprint
@@ -30,6 +29,7 @@ from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.counts import Floats, Ints, single_moves
 from rpbench.plan.evaluate import makespan
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
@@ -37,22 +37,15 @@ from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import step_ends, step_time
 from rpbench.sim.shared_links import MovingGraph, simulate_charged
 
-Ints = npt.NDArray[np.int64]
-
-# Timelines that take as long as making the frame of another order, and of one that follows from the times of a cut.
+# Work of making a frame, in timelines: if cuts share an order, and if the order follows from the times of a cut.
 FRAME, FRAME_OF_TIMES = 8, 20
-MOST_ACTIONS = 3_000_000  # of the frames of a contender that are kept, with their graphs: about a kilobyte each
+MOST_ACTIONS = 3_000_000  # in all frames that a contender keeps, with their graphs: about a kilobyte each
 
 
 class Frame:
-    """An order with all its transfers.
+    """An order of `num_steps` steps with all its transfers; ValueError if the schedule does not take the setting.
 
-    Args:
-        partition: a cut with the numbers of stages; the only cut it can time if the order depends on the cut.
-        num_steps: steps in a row.
-
-    Raises:
-        ValueError: if the schedule does not take the setting.
+    If the order depends on the cut, `partition` is the only one that it can time.
     """
 
     def __init__(self, contender: Contender, setting: Setting, terms: Terms, partition: Partition, num_steps: int):
@@ -64,20 +57,11 @@ class Frame:
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
 
-    @cached_property
-    def num_actions(self) -> int:
-        """Actions of the schedule, transfers included."""
-        return sum(len(row) for _, _, row in self.schedule.items())
-
     # Made on demand: an order that is refused, or only timed, does not need all of them.
 
     @cached_property
     def graph(self) -> Graph:
-        """The schedule, ready to be timed.
-
-        Raises:
-            ScheduleError: if no lane can move on.
-        """
+        """The schedule, ready to be timed; ScheduleError if no lane can move on."""
         return build_graph(self.schedule)
 
     @cached_property
@@ -98,7 +82,7 @@ class Frame:
         return found
 
     def under(self, terms: Terms) -> "Frame":
-        """The same order under other limits; it must not follow from them."""
+        """The same order under other limits, on which it must not depend."""
         found = copy(self)
         found.terms, found.problem = terms, posed(self._contender, self.setting, terms, self.num_steps)
         return found
@@ -107,7 +91,7 @@ class Frame:
     def least_bytes(self) -> int:
         """A lower bound on the bytes of the fullest device, for every cut, recomputation and microbatch size.
 
-        The smallest microbatch counts: devices that run all layers in turn hold its activations meanwhile.
+        It has the activations of the smallest microbatch, for devices that run all layers in turn.
         """
         return self._footprint.of_sizes(self.terms.sizes(min(self.terms.microbatches))).least_bytes
 
@@ -117,8 +101,10 @@ class Frame:
         return not (self.problem.entry.needs_costs or self.problem.entry.separate_cuts)
 
     def moves_alike(self, partition: Partition) -> bool:
-        """Whether another cut has the same transfers: layers decide how many sums tensor parallelism takes, and a stage
-        without layers keeps no input.
+        """Whether another cut has the same transfers.
+
+        They differ with the layers under tensor parallelism, which reduces layer by layer, and where a stage has no
+        layers, for it keeps no input.
         """
         own = self.schedule.partition
         if own is None or not self.serves_any_cut or self.schedule.shape.num_parts > 1:
@@ -126,11 +112,7 @@ class Frame:
         return [not layers for layers in own.backward] == [not layers for layers in partition.backward]
 
     def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
-        """Pace and memory of a cut.
-
-        Raises:
-            ValueError: if the order does not let activations stay.
-        """
+        """Pace and memory of a cut; ValueError if the order does not let activations stay."""
         self.check(recompute)
         keeps = self.keeps(partition, recompute)
         schedule = self.schedule.with_partition(partition)
@@ -163,12 +145,11 @@ class Frame:
         return self.traffic.charged(self.schedule.with_partition(partition), plain, keeps)
 
     def timeline(self, costs: CostTable) -> Timeline:
-        """The simulated timeline of the order."""
         return self._moving.simulate(costs)
 
     def paced(self, costs: CostTable) -> float:
-        """Seconds of a step at these costs: the second of two; for a posed problem the mean of all."""
-        if self.terms.problem is not None:  # compiled only where that pays
+        """Seconds of a step at these costs: the second of two steps; for a posed problem the mean of all."""
+        if self.terms.problem is not None:  # then code is compiled only if that pays
             timeline = simulate_charged(self.graph, costs)
             return makespan(timeline) / timeline.units_per_second / self.schedule.shape.num_steps
         timeline = self.timeline(costs)
@@ -177,11 +158,7 @@ class Frame:
         return float(interval) / timeline.units_per_second
 
     def check(self, recompute: Recompute) -> None:
-        """Check that the order allows a choice of recomputation.
-
-        Raises:
-            ValueError: if it does not, with the rule and a way out.
-        """
+        """Raise ValueError, with the rule and a way out, unless the order allows a choice of recomputation."""
         if recompute not in self._takes:
             check_recompute(self.schedule, recompute)
             self._takes.add(recompute)
@@ -197,19 +174,14 @@ class Frame:
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
         """The stages of a cut that do not recompute."""
         last = len(partition.backward) - 1
-        fixed: Mapping[Recompute, tuple[int, ...]] = {
-            "all": (),
-            "except_last": (last,),
-            "none": tuple(range(last + 1)),
-        }
+        fixed: Mapping[Recompute, tuple[int, ...]] = {"all": (), "except_last": (last,), "none": tuple(range(last + 1))}
         if recompute in fixed:
             return fixed[recompute]
-        cut = np.array([partition.forward]), np.array([partition.backward])
-        kept = self._footprint.fitting(*cut, self.terms.limits.device_memory_bytes)
+        kept = self._footprint.fitting(*_rows(partition), self.terms.limits.device_memory_bytes)
         return tuple(np.flatnonzero(kept[0]).tolist())
 
     def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
-        """The cut with layers moved off full devices, one by one, as long as less memory is missing.
+        """The cut with layers moved off full devices, one by one, as long as that reduces the missing memory.
 
         Activations in flight are those of this order. Streamed stages stay on no device, so nothing is moved.
         """
@@ -220,7 +192,7 @@ class Frame:
         layers = np.array([cut.forward])
         best = _lacking(footprint, layers, limit)[0]
         while best > 0:
-            moved = layers + _single_moves(layers.shape[1])
+            moved = layers + single_moves(layers.shape[1])
             moved = moved[(moved >= 0).all(axis=1)]
             lacks = _lacking(footprint, moved, limit)
             if not len(moved) or lacks.min() >= best:
@@ -230,32 +202,30 @@ class Frame:
 
     def memory(self, partition: Partition, keeps: Sequence[int]) -> dict[str, int]:
         """Bytes of the fullest device by class of tensor, empty classes left out."""
-        cut = np.array([partition.forward]), np.array([partition.backward])
-        classes = self._footprint.keeping(keeps).classes(*cut)
+        classes = self._footprint.keeping(keeps).classes(*_rows(partition))
         fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
         return {name: int(table[0, fullest]) for name, table in classes.items() if table[0, fullest]}
 
     def peak_at(self, microbatch: float, partition: Partition) -> int:
         """Bytes of the fullest device with microbatches of another size and all recomputed, as many in flight."""
-        cut, sizes = (np.array([partition.forward]), np.array([partition.backward])), self.terms.sizes(microbatch)
-        return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*cut).max())
+        sizes = self.terms.sizes(microbatch)
+        return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*_rows(partition)).max())
 
     def mean_misfit(self, partition: Partition, keeps: Sequence[int]) -> float:
-        """How many times the limit devices hold on average; moving layers changes that little."""
+        """Mean bytes of the devices over the limit; moving layers changes that little."""
         return _over(int(self._peaks(partition, keeps).mean()), self.terms.limits.device_memory_bytes)
 
     def _peaks(self, partition: Partition, keeps: Sequence[int]) -> Ints:
-        cut = np.array([partition.forward]), np.array([partition.backward])
-        return self._footprint.keeping(keeps).peaks(*cut)
+        return self._footprint.keeping(keeps).peaks(*_rows(partition))
 
 
 class Frames:
-    """The frames of one contender, each made once, or again where many large ones came after its last use."""
+    """The frames of one contender. Those not used for longest are dropped when all are too large, and made again."""
 
     def __init__(self, contender: Contender, terms: Terms) -> None:
         self.contender, self.terms = contender, terms
-        self._known: dict[tuple[object, ...], Frame] = {}  # the last used last
-        self._made: set[tuple[object, ...]] = set()  # keys of these, and of those that made room
+        self._known: dict[tuple[object, ...], Frame] = {}  # by last use
+        self._made: set[tuple[object, ...]] = set()  # the keys of these, and of dropped frames
         self.num_made = 0
         self.each = FRAME_OF_TIMES if contender.entry.needs_costs else FRAME
 
@@ -267,25 +237,21 @@ class Frames:
         return Frame(self.contender, plan.setting, self.terms, plan.partition, plan.num_steps)
 
     def under(self, terms: Terms) -> "Frames":
-        """The frames under other limits, except those whose order follows from the limits."""
+        """The frames under other limits; none if orders follow from times, for these also depend on the limits."""
         found = Frames(self.contender, terms)
-        if not self.contender.entry.needs_costs:  # such orders depend on the memory
+        if not self.contender.entry.needs_costs:
             found._known = {key: frame.under(terms) for key, frame in self._known.items()}
             found._made = set(self._known)
         return found
 
     def keep_only(self, setting: Setting, cut: Partition, num_steps: int) -> None:
-        """Drop all frames except the one of this cut: those of many contenders take gigabytes."""
+        """Drop all frames except that of this cut: the frames of many contenders take gigabytes."""
         frame = self.of(setting, cut, num_steps)
         self._known = {key: known for key, known in self._known.items() if known is frame}
         self._made = set(self._known)
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
-        """The frame of a setting that can time a cut.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """The frame of a setting that can time a cut; ValueError if the schedule does not take the setting."""
         asked = setting.recompute
         setting, *keys = self._keys(setting, cut, num_steps)
         for key in keys:
@@ -303,12 +269,12 @@ class Frames:
         return made
 
     def _make_room(self) -> None:
-        """Forget those that were not used for longest, but the last, down to half of what may be kept."""
-        kept = sum(frame.num_actions for frame in self._known.values())
+        """If there are more than `MOST_ACTIONS`, drop the frames not used for longest, down to half of that or one."""
+        kept = sum(frame.schedule.num_actions for frame in self._known.values())
         if kept <= MOST_ACTIONS or len(self._known) == 1:
             return
         while kept > MOST_ACTIONS // 2 and len(self._known) > 1:
-            kept -= self._known.pop(next(iter(self._known))).num_actions
+            kept -= self._known.pop(next(iter(self._known))).schedule.num_actions
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
         """Whether a frame that can time this cut has been made; False if the setting has another number of stages."""
@@ -320,17 +286,14 @@ class Frames:
         self, setting: Setting, cut: Partition, num_steps: int
     ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
         """The setting of a frame, and its keys: one for any cut with as many stages, one for this cut alone."""
-        setting = self._made_for(setting)
+        if not self.contender.entry.needs_costs:  # the order does not depend on recomputation
+            setting = setting.changed("recompute", "all")
         return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
-
-    def _made_for(self, setting: Setting) -> Setting:
-        """The setting whose frame serves this one: the order of most schedules does not depend on recomputation."""
-        return setting if self.contender.entry.needs_costs else setting.changed("recompute", "all")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the collection of garbage: schedules are many small tuples in no circle."""
+    """Pause garbage collection: schedules are many small tuples without reference cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -343,18 +306,19 @@ def uncollected() -> Iterator[None]:
 def order_key(plan: Tuned, terms: Terms) -> Hashable:
     """A key that plans with the same order share: the compute actions of every device.
 
-    Cuts, moved activations and weight versions do not count: BPipe has the order of 1F1B. Methods that declare their
-    own transfers, and late updates, get keys of their own.
+    Cuts, moved activations and weight versions do not count: BPipe has the order of 1F1B. A method that declares its
+    own transfers, or has a late update, has its own keys.
     """
     entry = plan.contender.entry
     method = entry.name if entry.lower is not None else "", plan.contender.fixed
     order = posed(plan.contender, plan.setting, terms, plan.num_steps).order(plan.partition)
     return method, tuple(
-        tuple((action.kind, action.stage, action.microbatch, action.part, action.sub) for action in row)
-        for row in (
-            [action for action in order.compute(device) if action.kind in COMPUTE]
-            for device in range(order.shape.num_ranks)
+        tuple(
+            (action.kind, action.stage, action.microbatch, action.part, action.sub)
+            for action in order.compute(device)
+            if action.kind in COMPUTE
         )
+        for device in range(order.shape.num_ranks)
     )
 
 
@@ -393,21 +357,15 @@ def _finished(contender: Contender, setting: Setting, terms: Terms, order: Sched
     return with_everything(order, contender.entry, terms.cluster, options, setting.prefetch)
 
 
-def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.float64]:
+def _rows(partition: Partition) -> tuple[Ints, Ints]:
+    """A cut as the one plan of a footprint: layers of its forward and its backward stages, (1, stages)."""
+    return np.array([partition.forward]), np.array([partition.backward])
+
+
+def _lacking(footprint: Footprint, layers: Ints, limit: int) -> Floats:
     """Sum over devices of the squared missing memory, GB^2, (plans,): smaller if less is missing, or evenly."""
     lacks = np.maximum(footprint.peaks(layers, layers) - limit, 0) / 1e9
-    found: npt.NDArray[np.float64] = (lacks**2).sum(axis=1)
-    return found
-
-
-@cache
-def _single_moves(num_stages: int) -> Ints:
-    """All moves of one layer from a stage to another, as changes of the counts, (moves, stages)."""
-    gives, takes = np.nonzero(~np.eye(num_stages, dtype=bool))
-    moves = np.zeros((len(gives), num_stages), np.int64)
-    np.add.at(moves, (np.arange(len(gives)), takes), 1)
-    np.add.at(moves, (np.arange(len(gives)), gives), -1)
-    return moves
+    return (lacks**2).sum(axis=1)
 
 
 def _over(needed: int, limit: int | None) -> float:

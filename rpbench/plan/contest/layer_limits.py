@@ -1,4 +1,4 @@
-"""Limits of time and bytes that are linear in the layers of each stage, and the least step that keeps to all."""
+"""Limits of time and bytes that are linear in the layers of each stage, and the least step that keeps to all limits."""
 
 from dataclasses import dataclass
 from math import inf
@@ -6,27 +6,21 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.plan.linear import prices
+from rpbench.plan.linear import Floats, prices
 
-Floats = npt.NDArray[np.float64]
 MOST_ROUNDS, SETTLED = 8, 1e-6
 MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts as infeasible
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on x and k: a device's time in a step, or its bytes.
+    """A limit on a device's time in a step, or on its bytes."""
 
-    Args:
-        of_layers, of_kept: use per layer of each stage, and per layer that is not recomputed, (stages,).
-        fixed: use that does not depend on the cut.
-        room: limit in bytes; None: the length of the step.
-    """
-
+    # of_layers, of_kept: use per layer of each stage, and per layer that is not recomputed, (stages,)
     of_layers: Floats
     of_kept: Floats
-    fixed: float
-    room: float | None = None
+    fixed: float  # use that does not depend on the cut
+    room: float | None = None  # limit in bytes; None: the limit is the length of the step
     device: int = 0
 
 
@@ -62,9 +56,9 @@ def least_limit(rows: list[Limit], start: float, num_layers: int) -> float:
 def least_of_whole_layers(
     rows: list[Limit], device_of: list[int], keeps: Floats, start: float, num_layers: int
 ) -> float:
-    """The shortest step where every device has one stage of whole layers, recomputed entirely or not at all.
+    """The shortest step if every device has one stage of whole layers, recomputed entirely or not at all.
 
-    Stages are filled one after the other: a device's start time follows from the number of layers below it.
+    Stages are filled one after the other: a device's start time depends on the number of layers below it.
     """
     before, choices = np.arange(num_layers + 1), list[list[tuple[Floats, list[tuple[float, float, Floats]]]]]()
     for stage, device in enumerate(device_of):
@@ -104,12 +98,10 @@ def _room_of(
     """
     room, timed = np.full(len(before), float(len(before) - 1)), list[tuple[float, float, Floats]]()
     for row in limits:
-        if row.room is not None and not kept and row.of_kept.any():  # what stays in flight, if any does
+        if row.room is not None and not kept and row.of_kept.any():  # a limit on activations that stay in flight
             continue
         each = float(row.of_layers[stage] + kept * row.of_kept[stage])
-        gone: Floats = np.asarray(
-            before * (float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0), np.float64
-        )
+        gone: Floats = np.asarray(before * (float(row.of_layers[:stage].min()) if stage else 0.0), np.float64)
         if row.room is None:
             timed.append((row.fixed, each, gone))
         else:
@@ -118,5 +110,5 @@ def _room_of(
 
 
 def _fitting(left: Floats, each: float, num_layers: int) -> Floats:
-    """The number of layers, each of so much, that fit into what is left."""
+    """The number of layers that fit into what is left, each using `each`."""
     return left / each if each > 0 else np.where(left < 0, -1.0, num_layers)

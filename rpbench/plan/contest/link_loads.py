@@ -1,8 +1,8 @@
-"""Loads of links: the seconds for which the transfers of a step occupy links at least, whatever the cut.
+"""Loads of links: the least seconds for which the transfers of a step occupy links, whatever the cut.
 
 Each stage's weights, gradients and optimizer state cross a link a number of times; a layer counts as often as those of
-the stage that crosses least. Moved activations count nothing, for a cut decides how many stages keep them. All devices
-share the load evenly at best, and a shared link has all of it (`rpbench.sim.shared_links`).
+the stage that crosses least. Moved activations do not count, for a cut decides how many stages keep them. At best all
+devices share the load evenly; a shared link carries all of it (`rpbench.sim.shared_links`).
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
@@ -21,35 +20,31 @@ from rpbench.ir.schedule import Schedule
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import plain_partitions, promising_counts
+from rpbench.plan.counts import Floats, plain_partitions, promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.counts import BYTES_PER_VALUE
 
-Floats = npt.NDArray[np.float64]
-BY_STAGE = ("boundary", "sum")  # what is as large whatever the layers of its stage
-NOT_STRAIGHT = 1e-9
+BY_STAGE = ("boundary", "sum")  # objects whose size does not depend on the layers of their stage
+NOT_STRAIGHT = 1e-9  # largest distance from a straight line
 
 
 class Crossing(NamedTuple):
-    """One kind of transfer: what crosses which link, of the stages of which direction, in which lane of a device.
-
-    What goes from device to device is sent in one lane and received in another, at the same time.
-    """
+    """One kind of transfer: an object of forward or backward stages on a link."""
 
     object: str
-    lane: str
+    lane: str  # the link
     backward: bool
-    stands_in: str
+    stands_in: str  # the device's lane that has the action; a tensor between devices has a lane at both ends
 
 
-Crossings = Mapping[Crossing, Floats]  # shares of each stage that cross in a step, all devices together, (stages,)
+Crossings = Mapping[Crossing, Floats]  # how often each stage crosses in a step, all devices together, (stages,)
 
 
 class LinkLoads:
-    """The loads of one contender's settings, from few short orders with all their transfers.
+    """The loads of one contender's settings, from a few short orders with all their transfers.
 
-    How often stages cross is known of steps of a few microbatches; those of more follow where the few lie on a straight
-    line, else their own order is made.
+    The crossings of steps with few microbatches are extended to more if they lie on a straight line; else the whole
+    order is made.
     """
 
     def __init__(self, contender: Contender, terms: Terms) -> None:
@@ -58,7 +53,7 @@ class LinkLoads:
         self._crossings: dict[int, Crossings] = {}
 
     def short(self, setting: Setting, most: int = 3) -> list[Analysis]:
-        """Up to so many orders of a step with n, 2n and 3n microbatches, n of the fewest, without those it refuses.
+        """The first `most` orders of a step with n, 2n and 3n microbatches, n the fewest, without refused ones.
 
         Microbatch size, recomputation and prefetching do not matter.
         """
@@ -73,11 +68,7 @@ class LinkLoads:
         return [found for times in range(1, most + 1) if (found := known[times]) is not None]
 
     def least_seconds(self, setting: Setting, num_microbatches: int) -> float:
-        """Seconds of a step of so many microbatches at least, by the link that is occupied longest.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """Least seconds of a step, from the busiest link; ValueError if the schedule does not take the setting."""
         known, found = self.short(setting), None
         if len(known) == 3:
             at = [(each.schedule.shape.num_microbatches, self._of(each)) for each in known]
@@ -112,7 +103,7 @@ def crossings(analysis: Analysis) -> Crossings:
 
 
 def extended(known: list[tuple[int, Crossings]], num_microbatches: int) -> Crossings | None:
-    """The crossings of so many microbatches, from those of three fewer ones; None unless all lie on straight lines."""
+    """The crossings of more microbatches, from three smaller numbers of them; None unless all lie on straight lines."""
     (first, at_first), (second, at_second), (third, at_third) = known[:3]
     found = dict[Crossing, Floats]()
     for key in at_first.keys() | at_second.keys() | at_third.keys():
@@ -125,7 +116,7 @@ def extended(known: list[tuple[int, Crossings]], num_microbatches: int) -> Cross
 
 
 def least_seconds(found: Crossings, sizes: ModelBytes, terms: Terms) -> float:
-    """Seconds of the link that is occupied longest, at least."""
+    """Least seconds of the busiest link."""
     cluster, num, own = terms.cluster, terms.num_devices, defaultdict[str, float](float)
     moved = defaultdict[str, float](float)  # bytes by lane
     for key, shares in found.items():
@@ -143,7 +134,7 @@ def least_seconds(found: Crossings, sizes: ModelBytes, terms: Terms) -> float:
 
 
 def _least_bytes(key: Crossing, shares: Floats, sizes: ModelBytes, terms: Terms) -> float:
-    """Bytes of all devices, with every layer in the stage whose shares cross least."""
+    """Bytes of all devices, if every layer were in the stage that crosses least."""
     if key.object in BY_STAGE:
         seen = 1 - terms.optimizer.hidden_sums if key.object == "sum" else 1.0
         return float(shares.sum()) * sizes.boundary * seen
@@ -154,7 +145,7 @@ def _least_bytes(key: Crossing, shares: Floats, sizes: ModelBytes, terms: Terms)
 
 
 def _bytes_of(key: Crossing, size: LayerSize, sizes: ModelBytes, terms: Terms) -> float:
-    """Bytes of a layer as `rpbench.cost.transfers.TransferTimes.bytes_of` has them."""
+    """Bytes of a layer; as `rpbench.cost.transfers.TransferTimes.bytes_of`."""
     found = float(CHARGES[key.object].bytes_of(size, sizes))
     if key.lane == "host":
         saved = saved_state(size)

@@ -8,28 +8,17 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender, Setting
 
-# Least relative gain in pace that counts as an improvement.
-TOLERANCE = 1e-4
-# How close to a bound a plan is searched no further.
-PROVEN = 1e-3
+TOLERANCE = 1e-4  # least relative gain in pace that counts as an improvement
+PROVEN = 1e-3  # a plan whose bound is at most this much higher is searched no further
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a contender's search.
+    """The budget of a contender's search; ValueError if `work` or `climb_work` is below 1."""
 
-    Args:
-        work: timelines with all transfers; making a frame counts as `FRAME` of them.
-        climb_work: actions timed in one sketch.
-        restarts: random restarts per round, beyond `work` (`rpbench.plan.contest.restarts`).
-
-    Raises:
-        ValueError: if `work` or `climb_work` is below 1.
-    """
-
-    work: int = 320
-    climb_work: int = 6_000_000
-    restarts: int = 0
+    work: int = 320  # timelines with all transfers; making a frame counts as `FRAME` of them
+    climb_work: int = 6_000_000  # actions timed in one sketch
+    restarts: int = 0  # random restarts per round, beyond `work` (`rpbench.plan.contest.restarts`)
 
     def __post_init__(self) -> None:
         if self.work < 1 or self.climb_work < 1:
@@ -38,20 +27,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Pace and memory of a cut, simulated.
-
-    Args:
-        keeps: stages that do not recompute.
-        peak_bytes: bytes on the fullest device.
-        misfit: largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 where the plan fits.
-    """
+    """Pace and memory of a cut, simulated."""
 
     tokens_per_s: float
     step_time_s: float
-    keeps: tuple[int, ...]
-    peak_bytes: int
+    keeps: tuple[int, ...]  # stages that do not recompute
+    peak_bytes: int  # bytes on the fullest device
     host_bytes: int
-    misfit: float
+    misfit: float  # largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 if the plan fits
 
     @property
     def fits(self) -> bool:
@@ -59,7 +42,10 @@ class Outcome:
 
 
 class Tried(NamedTuple):
-    """A setting that was tried: its best cut and outcome if it was timed, else a remark why not."""
+    """A setting that was tried: its best cut and outcome if it was timed, else a remark why not.
+
+    `cut`, `timed` and `score` are for timed settings.
+    """
 
     setting: Setting
     partition: Partition | None = None
@@ -68,29 +54,21 @@ class Tried(NamedTuple):
 
     @property
     def cut(self) -> Partition:
-        """The best cut of a setting that was timed."""
         assert self.partition is not None
         return self.partition
 
     @property
     def timed(self) -> Outcome:
-        """The outcome of a setting that was timed."""
         assert self.outcome is not None
         return self.outcome
 
     @property
     def score(self) -> float:
-        """The `rank` of a setting that was timed."""
         return rank(self.timed)
 
 
 class Restarted(NamedTuple):
-    """The random restarts of a search (`rpbench.plan.contest.restarts`).
-
-    Args:
-        number: restarts of all rounds.
-        gain: relative gain in pace of the last round over the best plan before it; None: no round.
-    """
+    """The number of random restarts (`rpbench.plan.contest.restarts`), and the last round's relative gain in pace."""
 
     number: int = 0
     gain: float | None = None
@@ -101,35 +79,25 @@ NONE = Restarted()
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best plan of a contender.
-
-    Args:
-        outcome: over `num_steps` steps in a row; if no plan fits, that of the plan that lacks least memory.
-        tried: every setting tried, the plan's own included, timed over few steps.
-        restarted: the random restarts; a plan that fits and is hard to beat has a gain near 0.
-        work: budget spent.
-        num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone.
-        is_whole: whether the search was completed; False if the time limit ended it.
-        bound: tokens per second that no plan of the contender exceeds (`Bounds.best_pace`); infinite if no plan fits.
-        least_bytes, least_host_bytes: lower bounds on the bytes of the fullest device and of the host in every plan;
-            0 if a plan fits.
-    """
+    """The best plan of a contender."""
 
     contender: Contender
     setting: Setting
     partition: Partition
-    outcome: Outcome
-    tried: tuple[Tried, ...] = field(repr=False)
+    outcome: Outcome  # over `num_steps` steps in a row; if no plan fits, that of the plan that lacks least memory
+    tried: tuple[Tried, ...] = field(repr=False)  # every setting tried, the plan's own included, timed over few steps
     budget: Budget
-    work: int
+    work: int  # budget spent
+    # num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone
     num_timed: int
     num_sketched: int
     num_steps: int
-    is_whole: bool = True
-    bound: float = inf
+    is_whole: bool = True  # whether the search was completed; False if the time limit ended it
+    bound: float = inf  # tokens per second that no plan exceeds (`Bounds.best_pace`); infinite if no plan fits
+    # lower bounds on the bytes of the fullest device and of the host in every plan; 0 if a plan fits
     least_bytes: int = 0
     least_host_bytes: int = 0
-    restarted: Restarted = NONE
+    restarted: Restarted = NONE  # a plan that fits and is hard to beat has a gain near 0
 
     @property
     def gap(self) -> float:
@@ -143,7 +111,7 @@ def rank(outcome: Outcome) -> float:
 
 
 def beats(one: Tried, other: Tried) -> bool:
-    """Whether one ranks above another by more than `TOLERANCE`; what was timed beats what was not."""
+    """Whether one ranks above another by more than `TOLERANCE`; a timed setting beats one that was not timed."""
     if one.outcome is None or other.outcome is None:
         return one.outcome is not None
     known = rank(other.outcome)
@@ -151,7 +119,7 @@ def beats(one: Tried, other: Tried) -> bool:
 
 
 def leaders(found: Sequence[Tried], most: int, close: float) -> list[Tried]:
-    """At most `most` plans, best first, that are within the fraction `close` of the best."""
+    """The best plans, best first: at most `most`, all within the fraction `close` of the best."""
     best = sorted(found, key=lambda each: each.score, reverse=True)[:most]
     worth = best[0].score * (1 - close)
     return [each for each in best if each is best[0] or each.score >= worth]

@@ -1,10 +1,10 @@
 """Climbs and restarts: single layers move between stages, and random settings and cuts try to beat a search's plan.
 
-A climb sees only cuts near the one it began at. Each restart begins elsewhere: half of them at a random setting, where
-layers move and then one dimension at a time changes, half at the best plan or another close to it, with some layers
-moved at random; so does a restart whose random setting is known, refused or bounded. Rounds go on as long as one gains
-more than `SETTLED`, and none begins where a bound says that none can; the plan keeps the gain of the last round, which
-says how hard the plan is to beat. A round divides the rest of the budget among its restarts, so that it ends.
+A climb sees only cuts near its start. Each restart begins elsewhere. Half of them begin at a random setting, where
+layers move and then one dimension at a time changes. The other half, and those whose random setting is known, refused
+or bounded, begin at a plan close to the best, with some layers moved at random. Rounds go on as long as one gains more
+than `SETTLED`; no round begins if a bound says that it cannot. The plan keeps the gain of the last round, which says
+how hard the plan is to beat. A round divides the rest of the budget among its restarts, so that it ends.
 """
 
 import random
@@ -16,7 +16,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.contest.contender import Setting, Space
 from rpbench.plan.contest.plans import Budget, Restarted, Tried, Tuned, beats
 
-MOST_FAR = 250  # moves to distant stages in a row without a better cut, after which a climb ends
+MOST_FAR = 250  # moves to distant stages without a better cut, after which a climb ends
 
 
 def climbed(
@@ -30,7 +30,7 @@ def climbed(
     """The plan that single moves of a layer no longer improve.
 
     Args:
-        recut: times the plan with another cut; None: not promising.
+        recut: times the plan with another cut; returns None for a cut that is not promising.
         is_spent: whether the budget is spent.
         enough: tokens per second at which the climb ends.
         far: move to distant stages, in random order; else to neighbours, one stage after the other.
@@ -55,11 +55,7 @@ def _shuffled(cut: Partition, far: bool) -> list[Partition]:
 
 
 def shifted(cut: Partition, *, far: bool = False) -> Iterator[Partition]:
-    """The cuts with one layer moved to a neighbouring stage; in one direction where directions are cut apart.
-
-    Args:
-        far: move it to any stage that is not a neighbour instead.
-    """
+    """The cuts with one layer in a neighbouring stage, or with `far`, in any other; in one direction if cut apart."""
     if not cut.fused:
         yield from (symmetric(moved) for moved in _moved(cut.forward, 0, far))
         return
@@ -79,12 +75,10 @@ def _moved(layers: tuple[int, ...], least: int, far: bool) -> Iterator[tuple[int
                 yield tuple(moved)
 
 
-# Most rounds, and the relative gain of a round below which they end.
-ROUNDS, SETTLED = 2, 0.005
-# Work of a search with its restarts, over its budget; one restart gets at most 1 / CLIMBS of the budget.
+ROUNDS, SETTLED = 2, 0.005  # most rounds, and the relative gain of a round below which they end
+# Most work of a search with its restarts, over its budget; one restart gets at most 1 / CLIMBS of the budget.
 MORE, CLIMBS = 1.6, 10
-# Least and most layers moved at random.
-FEWEST, MOST = 2, 5
+FEWEST, MOST = 2, 5  # least and most layers moved at random
 
 
 class Beatable(Protocol):
@@ -104,11 +98,7 @@ class Beatable(Protocol):
 
 
 def restart(search: Beatable, each_round: int) -> Restarted:
-    """Try to beat the best plan of a search, which is replaced if a restart finds a better one.
-
-    Args:
-        each_round: restarts per round; 0: no rounds.
-    """
+    """Try to beat the best plan of a search, which keeps every better plan; without restarts there are no rounds."""
     chance, number, gain = random.Random(0), 0, None
     for _ in range(ROUNDS if each_round else 0):
         before = search.best_pace()
@@ -122,7 +112,8 @@ def restart(search: Beatable, each_round: int) -> Restarted:
             work = min(left // (each_round - turn), search.budget.work // CLIMBS)
             before_it = search.work
             if turn % 2 == 0:
-                search.begin_at(_drawn(search.space, chance), work)
+                drawn = {name: chance.choice(values) for name, values in search.space.dimensions.items()}
+                search.begin_at(search.space.setting(drawn), work)
             if search.work == before_it:  # odd turn, or the drawn setting is known or refused
                 search.climb_from(*_shaken(chance.choice(search.close()), chance), work)
         gain = search.best_pace() / before - 1
@@ -131,17 +122,9 @@ def restart(search: Beatable, each_round: int) -> Restarted:
     return Restarted(number, gain)
 
 
-def _drawn(space: Space, chance: random.Random) -> Setting:
-    setting = space.first
-    for dimension, values in space.dimensions.items():
-        setting = setting.changed(dimension, chance.choice(values))
-    return setting
-
-
 def _shaken(plan: Tried, chance: random.Random) -> tuple[Setting, Partition]:
     """A plan with some layers moved at random to neighbouring stages."""
-    cut = plan.partition
-    assert cut is not None
+    cut = plan.cut
     for _ in range(chance.randint(FEWEST, MOST)):
         near = list(shifted(cut))
         cut = chance.choice(near) if near else cut

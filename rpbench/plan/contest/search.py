@@ -1,11 +1,11 @@
 """Search: the best plan of a contender, over every dimension of its space, within a budget.
 
-The search begins at the usual setting, or where bounds that count links are highest, and changes one dimension at a
+The search begins at the usual setting, or at the highest bound if bounds count links. It changes one dimension at a
 time: it tries every other value and takes the best, until no single change helps. Each setting is sketched first
 (`rpbench.plan.contest.sketch`); a promising one is timed with all its transfers over a few steps. Layers then move
-between stages one by one, and where another setting is better with the cut that was found, the search goes on there.
-Close settings with other numbers of stages are searched in the same way. The finalists run as many steps as the terms
-say. Every contender has the same budget of timelines. With a time limit, recomputation comes first.
+between stages one by one; if another setting is better with the cut that was found, the search goes on there. Close
+settings with other numbers of stages are searched in the same way. The finalists run as many steps as the terms say.
+Every contender has the same budget of timelines. With a time limit, recomputation comes first.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ from rpbench.plan.contest.restarts import climbed, restart
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.contest.trials import LACKS, WORTH, Trials
 
-OWED = 0.02  # how much faster a sketch is whose setting is timed after the time limit
+OWED = 0.02  # a setting whose sketch is faster by more is timed even after the time limit
 FINALISTS, CLOSE = 3, 0.02  # most plans timed with all steps at the end, and how far behind the best they may be
 FAR = 0.25  # a restart that begins further behind the best is dropped
-GAINS = 0.01  # of a microbatch size, as a share of the pace, to be timed before the others
+GAINS = 0.01  # least gain in pace that another microbatch size must promise to be timed
 GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
 RESERVED = FINALISTS * (FRAME + 1)  # work reserved for the finalists
 TIME_OVER = "the time was over; give more seconds"
@@ -45,10 +45,10 @@ def tune(
     """The best plan found.
 
     Args:
-        space: what may be chosen; None: all of it.
+        space: None: the full space.
         to_beat: tokens per second of another contender; a search that stays under half of it stops once it has chosen
             its microbatch size. None: it runs to the end.
-        frames: empty frames to fill, which the caller uses later; None: they are dropped after the search.
+        frames: empty frames to fill, for later use; None: they are dropped after the search.
         is_over: whether the time limit has passed; None: no limit.
 
     Raises:
@@ -62,11 +62,7 @@ def tune(
 
 
 class Known(NamedTuple):
-    """A plan of another contender to begin near.
-
-    Args:
-        pace: tokens per second that it has there; whoever stays behind it also tries the own options.
-    """
+    """A plan of another contender to begin near; a search below its pace, in tokens/s, also tries its own options."""
 
     setting: Setting
     cut: Partition
@@ -84,7 +80,7 @@ class Search(Trials):
         return self.work + RESERVED > self._may_spend or self.time_is_over()
 
     def look(self, known: Sequence[Known] = ()) -> Outcome:
-        """The best cut of a setting near the usual one, or near plans that others have; ValueError as of `tune`."""
+        """The best outcome near the usual setting, or near known plans of other contenders; ValueError as of `tune`."""
         begun = self._fitting(self._best_known(known) or self._start())
         if self.is_over is None or known:
             return self.best().timed
@@ -93,16 +89,16 @@ class Search(Trials):
             if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
                 begun = changed
         if self.tried[begun].timed.fits:
-            if self.sketcher.is_blind(begun):  # else a sketch has chosen its size
+            if self.sketcher.is_blind(begun):  # else a sketch has chosen the microbatch size
                 begun = self._other_sizes(begun)
                 self._look_beside(begun, self.tried[begun].cut, inf)
             self._more_chunks(self.best().setting)
         return self.best().timed
 
     def _other_sizes(self, begun: Setting) -> Setting:
-        """The setting with the fastest microbatch size near its own, each with the same cut.
+        """The setting with the fastest microbatch size near its own, all with the same cut.
 
-        Larger ones first, for fewer microbatches are timed sooner; smaller ones if these are no faster.
+        Larger sizes are tried first, for fewer microbatches are timed sooner; smaller ones if these are no faster.
         """
         sizes, own, best = sorted(self.space.dimensions["microbatch_sequences"]), begun.microbatch_sequences, begun
         for way in ([size for size in sizes if size > own], [size for size in reversed(sizes) if size < own]):
@@ -120,10 +116,10 @@ class Search(Trials):
     def _may_gain(self, changed: Setting, current: Setting) -> bool:
         """Whether another microbatch size may be faster.
 
-        Where weights move, larger microbatches move them less often, and smaller ones may gain where every device runs
-        all stages. A step of a drained pipeline has three parts: computation; the fill, which is as long as one
-        microbatch on all devices but one and so grows with its size; and uneven stages, which do not. Where memory is
-        short, smaller microbatches also recompute less: then all that is not computation counts as fill.
+        If weights move, larger microbatches move them less often; smaller ones may gain if each device runs all stages.
+        A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch on all
+        devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is short, smaller
+        microbatches also recompute less: then everything beside computation counts as fill.
         """
         pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
         if self.bounds.pace(changed) <= pace * (1 + PROVEN):
@@ -143,11 +139,9 @@ class Search(Trials):
         return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
 
     def _more_chunks(self, begun: Setting) -> Setting:
-        """The setting with as many more stages on a device as are faster."""
-        own = begun.chunks_per_device
-        for number in sorted(
-            each for each in self.space.dimensions["chunks_per_device"] if own and each and each > own
-        ):
+        """The setting with more stages on a device, as long as more are faster."""
+        own, numbers = begun.chunks_per_device, self.space.dimensions["chunks_per_device"]
+        for number in sorted(each for each in numbers if own and each and each > own):
             changed = begun.changed("chunks_per_device", number)
             if self.time_is_over() or not beats(self._look_at(changed), self.tried[begun]):
                 break
@@ -155,13 +149,10 @@ class Search(Trials):
         return begun
 
     def _fitting(self, setting: Setting) -> Setting:
-        """The setting, or if it does not fit, one near it that fits or lacks least memory.
-
-        Single changes are tried until none lacks less.
-        """
+        """The setting, or one near it that fits or lacks least memory: single changes until none lacks less."""
         best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
-            improved, heavier = False, set[str]()  # options of which another value lacks much more
+            improved, heavier = False, set[str]()  # options with a value that lacks much more
             for changed in self._lighter(best):
                 option = changed.option_beside(best)
                 if self.time_is_over() or option in heavier:
@@ -198,7 +189,7 @@ class Search(Trials):
         """
         self._to_beat = to_beat or 0.0
         can_fit, seen = not self.cannot_fit(), list[Setting]()
-        if self.is_over is not None and can_fit:  # time may have run out before a setting that fits was found
+        if self.is_over is not None and can_fit:  # time may have ended before a setting that fits was found
             self._fitting(self.best().setting)
             self._try_options(self.best())
         setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
@@ -221,17 +212,16 @@ class Search(Trials):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the search was completed."""
         return self._final is not None
 
     def _try_options(self, best: Tried) -> None:
-        """Other options with the same cut, where a sketch would say little of them."""
+        """Time other options with the same cut, if a sketch says little about them."""
         for setting in self.space.other_options(best.setting) if self.sketcher.is_blind(best.setting) else ():
             if not self.time_is_over() and setting not in self.tried:
                 self._look_at_cut(setting, best.cut)
 
     def begin_at(self, setting: Setting, work: int) -> None:
-        """Search from a setting, as from the first one, and move single layers there too."""
+        """Search from a setting as from the first one, and move single layers too."""
         if self.bounds.pace(setting) <= self.best_pace() * (1 + PROVEN):
             return
         self._may_spend = self.work + RESERVED + work
@@ -242,7 +232,7 @@ class Search(Trials):
             self._improve_cut(found)
 
     def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
-        """Move single layers, starting at a cut close to the best; keep the better of the result and the known plan."""
+        """Move single layers from a cut close to the best; keep the result if it beats the setting's known plan."""
         known, begun = self.tried.get(setting), None
         with suppress(ValueError):  # the schedule does not take it
             begun = self._timed(setting, cut)
@@ -303,7 +293,7 @@ class Search(Trials):
         return best.setting
 
     def _look_beside(self, begun: Setting, cut: Partition, enough: float) -> None:
-        """Look at other options with a cut until a pace is enough: at the values of each until one is no faster."""
+        """Time other options with a cut until the pace is enough; each option until one of its values is no faster."""
         useless = set[str]()
         for setting in self.space.other_options(begun):
             option, before = setting.option_beside(begun), self.best_pace() if self._found() else 0.0
@@ -324,13 +314,13 @@ class Search(Trials):
             self._make_room(setting)
 
     def _start(self) -> Setting:
-        """The usual setting, or one near it that the schedule takes."""
+        """The usual setting, or one near it that the schedule takes; tried and timed."""
         best = self.bounds.fastest_first(self.bounds.settings()) if self.bounds.count_links and not self.is_over else ()
         first, refused = next(iter(best), self.space.first), ""
         recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
         if recomputes and not self.sketcher.pace(first) and self.is_ruled_out:
             recomputes = ()
-        for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # it covers the others
+        for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # `fitting` covers the others
             first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
             if self._look_at(first).outcome or (recompute, first.options) not in self._refused:
                 break
@@ -345,7 +335,7 @@ class Search(Trials):
         raise ValueError(f"{self.contender.name}: no setting can be built; {refused}")
 
     def _changes(self, setting: Setting) -> list[tuple[str, Setting]]:
-        """Every setting one change away; under a time limit, first those that need no other frame."""
+        """Every setting one change away; under a time limit, those that need no other frame first."""
         return sorted(self.space.changes(setting), key=lambda change: bool(self.is_over) and change[0] != "recompute")
 
     def _descend(self, current: Setting) -> Setting:
@@ -361,21 +351,21 @@ class Search(Trials):
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
                     sizes = self.space.dimensions["microbatch_sequences"] if self.is_over and self.bounds.moves else ()
-                    larger = [size for size in sizes if size > current.microbatch_sequences]  # moves weights less often
+                    larger = [size for size in sizes if size > current.microbatch_sequences]  # move weights less often
                     changes += [each.changed("microbatch_sequences", size) for each in changes for size in larger]
                 if dimension == "microbatch_sequences" and self.is_over is not None:
                     changes = self.sketcher.by_promise(current, self.space)
                 for changed in sorted(changes, key=self.sketcher.pace, reverse=True):  # of equals, the usual first
                     if self._is_worth(changed, current) and beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
-                    elif self._is_owed(changed):  # no time for more
+                    elif self._is_owed(changed):  # the last one: time is over
                         return changed if beats(self._look_at(changed), self.tried[current]) else current
         return current
 
     def _is_owed(self, setting: Setting) -> bool:
-        """Whether time ended before the timeline of a setting whose sketch promises more than the best setting's."""
+        """Whether time ended before a setting was timed whose sketch promises more than the best setting's."""
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
-        if self.sketcher.is_blind(setting):  # transfers decide, which only timelines show
+        if self.sketcher.is_blind(setting):  # transfers decide, which only timelines count
             return is_untimed and self.sketcher.pace(setting) > self.best_pace() * (1 + WORTH)
         return is_untimed and self.sketcher.pace(setting) > self.sketcher.pace(self.best().setting) * (1 + OWED)
 
@@ -393,19 +383,19 @@ class Search(Trials):
             return False
         if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + PROVEN):
             remark = f"bounded: at most {bound:,.0f} tokens/s; not timed"
-            self.tried.setdefault(changed, Tried(changed, remark=remark))  # what time cut short keeps its outcome
+            self.tried.setdefault(changed, Tried(changed, remark=remark))  # a setting cut short keeps its outcome
             return False
         outcome, estimate = self.tried[current].outcome, self.sketcher.pace(changed)
         if outcome is None or not outcome.fits or estimate >= self.sketcher.pace(current) * (1 - WORTH):
             return True
-        if estimate and self.sketcher.overlaps(changed):  # filling is a large part of few steps only
+        if estimate and self.sketcher.overlaps(changed):  # filling is a large part of a few steps only
             return True
         if estimate:
             share = estimate / self.sketcher.pace(current)
             self.tried.setdefault(changed, Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed"))
             return False
-        # The sketch does not fit. But where an order follows from times, that of a run without recomputation may hold
-        # less memory than one with it, and so fit without recomputation.
+        # The sketch does not fit. But an order that follows from times may hold less memory without recomputation, and
+        # so fit without it.
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(self.tried[current].cut.backward)
 
     # --- cuts ---
@@ -415,7 +405,7 @@ class Search(Trials):
         self.tried[setting] = climbed(self.tried[setting], recut, self.is_spent, enough, far=far)
 
     def _recut(self, current: Tried, cut: Partition, *, own_order: bool) -> Tried | None:
-        """The plan with another cut; None if its order is refused or, unless it gets its own order, promises less."""
+        """The plan with another cut; None if its order is refused, or without `own_order`, if it promises less."""
         with suppress(ValueError):
             return self._timed(current.setting, cut) if own_order or self._is_promising(current, cut) else None
         return None
@@ -432,7 +422,7 @@ class Search(Trials):
             near = self._better_with_its_cut(setting)
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
-        """Whether a cut deserves its own order, where orders follow from times: it is better under the current one."""
+        """Whether a cut is worth its own order, if orders follow from times: it is better under the current order."""
         setting = current.setting
         if not self._orders_follow_times:
             return True
@@ -441,13 +431,13 @@ class Search(Trials):
         return beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
-        """A setting one change away that beats this one with the same cut; only those that have a frame are tried."""
+        """A setting one change away that beats this one with the same cut; only settings with a frame are tried."""
         cut = self.tried[setting].cut
         for _, near in self.space.changes(setting):
             known = self.tried.get(near, Tried(near))
             if known.partition == cut or self.is_spent():
                 continue
-            with suppress(ValueError):  # the schedule does not take the setting, or its order for this cut does not
+            with suppress(ValueError):  # the schedule, or its order for this cut, does not take the setting
                 if self.frames.has(near, cut, self._num_steps(near)):
                     recut = self._timed(near, cut)
                     self.tried[near] = recut if beats(recut, known) else known
@@ -456,7 +446,7 @@ class Search(Trials):
         return None
 
     def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
-        """The best setting with a number of stages not yet recut, if it is close to the best."""
+        """The best setting with a number of stages whose cut was not improved yet, if it is close to the best."""
         counts = {each.chunks_per_device for each in seen}
         worth = max(self.tried[each].score for each in seen) * (1 - WORTH)
         others = (each for each in self._found() if each.setting.chunks_per_device not in counts)
@@ -464,7 +454,7 @@ class Search(Trials):
         return None if best is None or best.score <= worth or self.is_spent() else best.setting
 
     def _further(self) -> Setting | None:
-        """The end of a descent from a setting that beats the best, of those no bound rules out; None: none does."""
+        """The end of a descent from the first setting, not ruled out by a bound, that beats the best; else None."""
         best = self.best().setting
         for each in () if self.is_spent() or self._is_beaten(best) else self.bounds.nearest_first(best):
             if not self.is_spent() and self._is_worth(each, best) and beats(self._look_at(each), self.tried[best]):
@@ -475,7 +465,7 @@ class Search(Trials):
         """The best of the finalists, each timed with all steps."""
         again = list[Tried]()
         for each in leaders(self._found(), FINALISTS, CLOSE):
-            with suppress(ValueError):  # an order that follows from times may be another one in more steps
+            with suppress(ValueError):  # an order that follows from times may differ in more steps
                 again.append(self._timed(each.setting, each.cut, all_steps=True))
         if not again:
             raise ValueError(f"{self.contender.name}: no setting takes {self.terms.num_steps} steps; ask for fewer")

@@ -20,41 +20,35 @@ from rpbench.plan.problem import Problem
 
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
-# Cuts of a setting worth timing.
-CUTS = 2
-# Where the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
+CUTS = 2  # cuts of a setting worth timing
+# If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
 # transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 PAIRS_IN_TIME, CLOSELY_IN_TIME = 8, 1  # with a time limit
-# The same for a posed problem, where no other dimension is open; beyond `PAIRS` within half of the sketch's work.
+# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` only within half of the work.
 PAIRS_POSED, CLOSELY_POSED = 160, 8
-# Where orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
+# If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
 # its end: in 33 problems of eleven schedules no better cut came after more than 2,880 of them.
 PATIENCE_POSED = 10_000
-# Steps of schedules whose steps overlap; of a posed problem, whose whole run counts.
+# Steps that are timed if steps overlap, and for a posed problem, whose pace is that of the whole run.
 STEPS, STEPS_POSED = 2, 8
 
 
 class Sketch(NamedTuple):
-    """The sketch of a setting, by its computation alone.
+    """The sketch of a setting, by its computation alone."""
 
-    Args:
-        cuts: best first.
-        tokens_per_s: pace by computation alone; 0 if nothing fits.
-        is_level: whether all cuts take equally long.
-        moves: whether the order itself moves activations, whose time a sketch does not count.
-    """
-
-    cuts: tuple[Partition, ...]
-    tokens_per_s: float
-    is_level: bool = False
-    moves: bool = False
+    cuts: tuple[Partition, ...]  # best first
+    tokens_per_s: float  # pace by computation alone; 0 if nothing fits
+    is_level: bool = False  # whether all cuts take equally long
+    moves: bool = False  # whether the order itself moves activations, which a sketch does not count
 
 
 class Sketcher:
     """Sketches of one contender's settings, each made once; one that was cut short is made again when there is time.
+
+    `of`, `overlaps` and `placement` raise ValueError for a setting that the schedule does not take.
 
     Args:
         work: actions timed in one sketch.
@@ -73,11 +67,6 @@ class Sketcher:
         self._placements: dict[tuple[object, ...], Placement] = {}
 
     def of(self, setting: Setting) -> Sketch:
-        """The sketch of a setting.
-
-        Raises:
-            ValueError: if the schedule does not take it.
-        """
         setting = _sketched(setting)
         if setting not in self._known or (setting in self._cut_short and not self._time_is_over()):
             self._cut_short.discard(setting)
@@ -87,24 +76,16 @@ class Sketcher:
         return self._known[setting]
 
     def overlaps(self, setting: Setting) -> bool:
-        """Whether steps overlap, so that timing two of them says little; options decide it.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """Whether steps overlap, so that timing two of them says little; it depends on the options."""
         if setting.options not in self._overlapping:
             self.placement(setting)
         return self._overlapping[setting.options]
 
     def placement(self, setting: Setting) -> Placement:
-        """The devices of each stage; empty where a visit is on any device.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
+        """The devices of each stage; empty if visits go to any device."""
         key = setting.chunks_per_device, setting.options
         if key not in self._placements:
-            largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # few are quickly ordered
+            largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # the order is made sooner
             try:
                 _, order = self._first_order(largest, posed(self.contender, largest, self.terms, 1))
             except ValueError:
@@ -114,11 +95,10 @@ class Sketcher:
         return self._placements[key]
 
     def knows(self, setting: Setting) -> bool:
-        """Whether there is a sketch of a setting."""
         return _sketched(setting) in self._known
 
     def pace(self, setting: Setting) -> float:
-        """Tokens per second of the sketch; 0 if no cut fits, the setting is refused, or time is over without one."""
+        """Tokens per second of the sketch; 0 if no cut fits, the setting is refused, or time ended before a sketch."""
         if self._time_is_over() and not self.knows(setting):
             return 0.0
         try:
@@ -131,9 +111,9 @@ class Sketcher:
         return list(plain_partitions(posed(self.contender, setting, self.terms, 1), _counts(like)))
 
     def first_size(self, setting: Setting, space: Space) -> Setting:
-        """The setting with the microbatch size that sketches best; its own size where computation does not decide.
+        """The setting with the microbatch size that sketches best; its own size if a sketch says little.
 
-        Under a time limit the largest, where every device moves all weights for each microbatch.
+        Under a time limit the largest, if every device moves all weights for each microbatch.
         """
         if self.is_blind(setting):
             largest = setting.changed("microbatch_sequences", max(space.dimensions["microbatch_sequences"]))
@@ -159,7 +139,7 @@ class Sketcher:
         """The setting with other microbatch sizes, the fastest sketch first.
 
         Sketches of many small microbatches take long, so sizes are tried outwards from its own as long as they get
-        faster. Where a sketch says little (`is_blind`), all sizes are returned.
+        faster. If a sketch says little (`is_blind`), all sizes are returned.
         """
         sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
         if self.is_blind(setting):
@@ -201,19 +181,15 @@ class Sketcher:
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
-            step -= self._first_step(setting, problem, climbs[0])  # without the filling; of a posed problem all counts
+            fewer = replace(problem, num_steps=problem.num_steps - 1)  # without the fill, which counts if posed
+            order_of_fewer = self._order(setting, fewer, climbs[0].counts)
+            step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
         else:
             step /= problem.num_steps
-        moves = has_transfers(order)
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=moves)
-
-    def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
-        """Run length of the best cut without the last step."""
-        fewer = replace(problem, num_steps=problem.num_steps - 1)
-        return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
-        """The given cuts with these numbers of stages, or with any."""
+        """The given cuts with these numbers of stages, or with any number."""
         return [cut for cut in self.terms.starts if any_number or _counts(cut) == counts]
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
@@ -265,12 +241,12 @@ class Sketcher:
                 climb.run(self.work // len(climbs))
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
         if fitting and not self._time_is_over() and not climbs[0].keeps_everything:
-            starts = self.of(setting.changed("recompute", "none")).cuts  # what would be best without
+            starts = self.of(setting.changed("recompute", "none")).cuts
             climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
         if problem.entry.needs_costs and not problem.entry.separate_cuts and not self._time_is_over():
-            # With the order of the best cut.
+            # Climb again with the order of the best cut.
             again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
             again.run(self.work, PATIENCE if self.terms.problem is None else PATIENCE_POSED)
             climbs.append(again)
@@ -279,15 +255,12 @@ class Sketcher:
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
-        """The best plain cut under its own order, if one fits.
-
-        Under the order of another cut it may seem slow or too large.
-        """
+        """The best plain cut under its own order, if one fits; another cut's order may make it seem slow or large."""
         most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
-        for cut in plain_partitions(problem, counts)[::-1][:most]:  # those that leave room for the head first
+        for cut in plain_partitions(problem, counts)[::-1][:most]:  # cuts that leave room for the head first
             if self._time_is_over():
                 break
-            with suppress(ValueError):  # the schedule refuses what its times lead to
+            with suppress(ValueError):  # the schedule refuses these times
                 found.append(self._climb(setting, problem, [cut], ClimbOrder(problem, counts, cut)))
         best = min(found, key=lambda climb: climb.best_score, default=None)
         return [] if best is None or best.best_score >= MISFIT else [best]
@@ -302,8 +275,8 @@ class Sketcher:
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
         """Seconds to send a boundary tensor over idle links, as timelines charge it.
 
-        Costs may have it slower, as software without streams sends it, or faster, as it was measured. The smaller one
-        is taken: a sketch that promises too little hides a plan, one that promises too much costs a timeline.
+        The problem's own hop may be slower (software without streams) or faster (measured). The smaller one counts: a
+        sketch that promises too little hides a plan, one that promises too much costs a timeline.
         """
         cluster, size = self.terms.cluster, self.terms.sizes(setting.microbatch_sequences).boundary
         through_host = streamed or cluster.intra_bytes_per_s is None
@@ -320,7 +293,7 @@ def _counts(cut: Partition) -> Counts:
 
 
 def _sketched(setting: Setting) -> Setting:
-    """The setting with prefetch 1, whose sketch is the same: prefetching does not change computation."""
+    """The setting with prefetch 1, whose sketch is the same."""
     return setting.changed("prefetch", 1)
 
 
@@ -328,5 +301,4 @@ def _turn(problem: Problem, *, runs_again: bool) -> float:
     """Step time, in the unit of the times, of devices that each run all stages of their own microbatches."""
     times = problem.times
     layers = sum(times.forward) + runs_again * sum(times.recompute) + sum(times.backward)
-    each = layers + times.head_forward + times.head_backward
-    return float(each) * problem.num_microbatches / problem.num_ranks
+    return float(layers + times.head_forward + times.head_backward) * problem.num_microbatches / problem.num_ranks

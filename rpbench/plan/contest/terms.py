@@ -1,4 +1,4 @@
-"""Terms: model, machine, batch and limits shared by all contenders, with the layer times and bytes they imply."""
+"""Terms: model, machine, batch and limits of all contenders, with the layer times and bytes they imply."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,8 @@ from rpbench.workload.architecture import Architecture
 Source = Literal["published", "analytic"]
 Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> its times through each layer
 
-# Most sequences by which uneven microbatches may differ from the step's total.
-ROUNDING = 1e-2
-# Most microbatches of a step per device: enough that small ones, which need less memory, can be chosen.
-MOST_ON_A_DEVICE = 32
+ROUNDING = 1e-2  # most sequences by which uneven microbatches may differ from the step's total
+MOST_ON_A_DEVICE = 32  # most microbatches of a step per device: enough to choose small ones, which need less memory
 
 
 @dataclass(frozen=True)
@@ -29,47 +27,31 @@ class Limits:
     host_memory_bytes: int | None = None
 
     def are_below(self, device_bytes: int, host_bytes: int) -> bool:
-        """Whether the fullest device needs more, or the host does."""
+        """Whether the fullest device or the host needs more."""
         device, host = self.device_memory_bytes, self.host_memory_bytes
         return (device is not None and device_bytes > device) or (host is not None and host_bytes > host)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that all contenders share.
-
-    Args:
-        timed: layer times of a microbatch, by its number of sequences.
-        optimizer: bytes that an optimizer step moves through memory.
-        sequences_per_step: sequences of one optimizer step, for every microbatch size.
-        microbatches: microbatch sizes to choose from, in sequences; they divide the step. The mean size if a batch is
-            cut unevenly.
-        num_steps: steps in a row whose pace counts.
-        fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
-        source: origin of the times.
-        sized: bytes of the layers, by sequences of a microbatch; None: `model_bytes`.
-        problem: a given ("posed") problem with its own times, sizes and charges; the pace is then that of the whole
-            run. None: every setting makes its own.
-        starts: cuts that are always timed.
-
-    Raises:
-        ValueError: for a number below its least value, or a microbatch size that does not divide the step.
-    """
+    """The terms that all contenders share; ValueError for too small numbers, or sizes that do not divide the step."""
 
     model: Architecture
     cluster: Machine
-    timed: Timed
-    optimizer: OptimizerTraffic
+    timed: Timed  # layer times of a microbatch, by its number of sequences
+    optimizer: OptimizerTraffic  # bytes that an optimizer step moves through memory
     num_devices: int
-    sequences_per_step: int
-    microbatches: tuple[float, ...]
-    num_steps: int = 4
+    sequences_per_step: int  # sequences of one optimizer step, for every microbatch size
+    microbatches: tuple[float, ...]  # sizes to choose from, in sequences, that divide the step; means if cut unevenly
+    num_steps: int = 4  # steps in a row whose pace counts
     limits: Limits = Limits()
-    fused_ahead: bool = False
-    source: Source = "analytic"
-    sized: Callable[[float], ModelBytes] | None = None
+    fused_ahead: bool = False  # a fused stage may begin before its input is there, as in the artifact's simulator
+    source: Source = "analytic"  # origin of the times
+    sized: Callable[[float], ModelBytes] | None = None  # bytes of a microbatch, like `timed`; None: `model_bytes`
+    # a given ("posed") problem with its own times, sizes and charges, whose pace is that of the whole run; None: every
+    # setting makes its own
     problem: Problem | None = None
-    starts: tuple[Partition, ...] = ()
+    starts: tuple[Partition, ...] = ()  # cuts that are always timed
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
@@ -94,14 +76,13 @@ class Terms:
             )
 
     def times(self, sequences: float) -> LayerTimes:
-        """Layer times of a microbatch of so many sequences, with the devices' speeds."""
+        """Layer times of a microbatch, with the devices' speeds."""
         if sequences not in self._times:
             speeds = self.cluster.speeds_of(self.num_devices)
             self._times[sequences] = replace(self.timed(sequences), speeds=speeds)
         return self._times[sequences]
 
     def sizes(self, sequences: float) -> ModelBytes:
-        """Bytes of the layers for a microbatch of so many sequences."""
         if self.problem is not None and self.problem.memory is not None:
             return self.problem.memory.sizes
         if sequences not in self._sizes:
@@ -110,11 +91,9 @@ class Terms:
         return self._sizes[sequences]
 
     def tokens(self, sequences: float) -> int:
-        """Tokens of so many sequences."""
         return round(sequences * self.model.seq_len)
 
     def num_microbatches(self, sequences: float) -> int:
-        """Microbatches of a step."""
         return max(1, round(self.sequences_per_step / sequences))
 
 

@@ -1,4 +1,4 @@
-"""Trials: the settings and cuts that a search has timed, each once, and what bounds and sketches say of the others."""
+"""Trials: the settings and cuts that a search has timed, each once, with its bounds and sketches."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,16 +14,16 @@ from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
 from rpbench.sim.kernels import compile_orders
 
-FEW_STEPS = 2  # steps timed while searching, where steps do not overlap; the pace is that of the second
-OVERLAPPING_STEPS = 6  # least number of steps timed where steps overlap; the middle three give the pace
-WORTH = 0.06  # how much slower than the best a plan, or a sketch, may be to be worth more work
-LACKS = 0.1  # memory that it may lack
-EVERYWHERE = 0.5  # memory that devices may lack on average, where each cut has its own order
+FEW_STEPS = 2  # steps timed while searching, if steps do not overlap; the pace is that of the second
+OVERLAPPING_STEPS = 6  # least number of steps timed if steps overlap; the middle three give the pace
+WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
+LACKS = 0.1  # fraction of the memory that it may lack
+EVERYWHERE = 0.5  # fraction of the memory that devices may lack on average, if each cut has its own order
 ATTEMPTS = 3  # cuts tried to relieve full devices
 
 
 class Trials:
-    """What a search has tried. Arguments are those of `rpbench.plan.contest.search.tune`."""
+    """The settings that a search has tried. Arguments are those of `rpbench.plan.contest.search.tune`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Trials:
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
-        self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # they take their time
+        self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # links take long
         self.tried: dict[Setting, Tried] = {}
         self.num_timed, self._may_spend = 0, budget.work
         self.is_over = is_over
@@ -55,7 +55,7 @@ class Trials:
 
     @cached_property
     def least(self) -> tuple[int, int]:
-        """Bytes that the fullest device and the host hold at least, whatever is chosen; 0 where there is no limit."""
+        """Lower bounds on the bytes of the fullest device and of the host in every plan; 0 without a limit."""
         bounds, limits = self.bounds, self.terms.limits
         return bounds.least_bytes(limits.device_memory_bytes), bounds.least_host_bytes(limits.host_memory_bytes)
 
@@ -69,7 +69,6 @@ class Trials:
         return not self.best().timed.fits and self.is_ruled_out
 
     def best(self) -> Tried:
-        """The best plan so far."""
         return max(self._found(), key=lambda each: each.score)
 
     def best_pace(self) -> float:
@@ -77,7 +76,7 @@ class Trials:
         return max(0.0, self.best().score)
 
     def close(self) -> list[Tried]:
-        """Plans close to the best so far, or that lack little memory and that no bound rules out."""
+        """Plans close to the best so far, and plans that lack little memory and that no bound rules out."""
         near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
         return [each for each in near if each.timed.fits or self.bounds.pace(each.setting) > best]
 
@@ -106,15 +105,15 @@ class Trials:
         return self.tried[setting]
 
     def _is_tried(self, setting: Setting) -> bool:
-        """Whether a setting is done with: tried, and not one that time cut short and that does not fit yet."""
+        """Whether a setting was tried, and need not be tried again because time cut it short before it fit."""
         again = setting in self._cut_short and not self.time_is_over() and not self.tried[setting].timed.fits
         return setting in self.tried and not again
 
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
 
-        It may be slower where an order follows from times, for that of a run without recomputation may hold less, and
-        where activations move, for recomputed ones take no time on a link.
+        It may be slower in two cases: an order that follows from times may hold less without recomputation, and where
+        activations move, recomputed ones take no time on a link.
         """
         entry = self.contender.entry
         if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
@@ -138,16 +137,16 @@ class Trials:
         return self.contender.entry.needs_costs and not self.contender.entry.separate_cuts
 
     def _lacks_everywhere(self, tried: Tried) -> bool:
-        """Whether devices lack so much on average that orders of other cuts are not worth their making."""
+        """Whether devices lack so much on average that it is not worth making the orders of other cuts."""
         if not self._orders_follow_times or tried.timed.misfit <= 1 + EVERYWHERE:
             return False
         mean = self._frame(tried.setting, tried.cut).mean_misfit(tried.cut, tried.timed.keeps)
-        return mean > 1 + EVERYWHERE and not self.is_ruled_out  # of whom a bound rules out, the best cut is the answer
+        return mean > 1 + EVERYWHERE and not self.is_ruled_out  # if no plan can fit, the best cut is the answer
 
     def _make_room(self, setting: Setting) -> None:
         """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
 
-        Where orders follow from times, every cut has its own order, so several attempts may be needed.
+        If orders follow from times, every cut has its own order, so several attempts may be needed.
         """
         cut, seen = self.tried[setting].cut, set[Partition]()
         if self._lacks_everywhere(self.tried[setting]) or (self.is_over is not None and self._is_hopeless(setting)):
@@ -158,7 +157,7 @@ class Trials:
         while not self.tried[setting].timed.fits and len(seen) < ATTEMPTS:
             seen.add(cut)
             frame = self._frame(setting, cut)
-            if frame.serves_any_cut or not self.time_is_over():  # else another frame, after the time limit
+            if frame.serves_any_cut or not self.time_is_over():  # else it takes another frame after the time limit
                 cut = frame.emptier(cut, setting.recompute)
             if cut in seen:
                 return
@@ -167,7 +166,7 @@ class Trials:
                 self.tried[setting] = again
 
     def _is_hopeless(self, setting: Setting) -> bool:
-        """Whether a setting lacks much with any cut: all are alike there, or a bound shows it."""
+        """Whether a setting lacks much with every cut: all cuts are alike, or a bound shows it."""
         lacks_much = self.tried[setting].timed.misfit > 1 + LACKS
         return lacks_much and (self.sketcher.moves_each_time(setting) or self.is_ruled_out)
 
@@ -175,7 +174,7 @@ class Trials:
         frame = self.frames.of(setting, cut, self._num_steps(setting, all_steps=all_steps))
         try:
             frame.check(setting.recompute)
-        except ValueError as error:  # for all microbatch sizes
+        except ValueError as error:  # the same for all microbatch sizes
             self._refused[setting.recompute, setting.options] = f"refused: {error}"
             raise
         self.num_timed += 1
@@ -187,7 +186,7 @@ class Trials:
 
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
         asked = self.terms.num_steps
-        if self.sketcher.overlaps(setting):  # of a posed problem the whole run counts
+        if self.sketcher.overlaps(setting):  # the pace of a posed problem is that of the whole run
             return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked)
         return asked if all_steps else min(FEW_STEPS, asked)
 
