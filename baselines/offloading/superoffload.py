@@ -77,13 +77,10 @@ def superoffload(
 
 def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
     """The schedule with a VALIDATE at the first stage's STEP, and a ROLLBACK of each speculative STEP."""
-    rows = []
-    for lanes in stepped.rows:
-        row = {name: tuple(_with_looks(actions)) for name, actions in lanes if name != "host"}
-        host = dict(lanes).get("host", ())
-        if host:
-            row["host"] = tuple(_with_ends(host) if speculate else _with_looks(host))
-        rows.append(row)
+    rows = (
+        {name: tuple((_with_ends if speculate and name == "host" else _with_looks)(row)) for name, row in lanes}
+        for lanes in stepped.rows
+    )
     return replace(stepped, rows=tuple(rows))
 
 
