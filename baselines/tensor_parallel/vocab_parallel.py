@@ -22,8 +22,9 @@ of an uncut loss. So `verify=true` compares bit for bit with plain training in o
 shards; tests compare both with the uncut loss.
 
 Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys'25 (arXiv
-2411.05288), sections 4 and 5: its first algorithm, with two barriers. The embedding is cut in the memory model only:
-lookups take no time here, and in the engine the first stage has the whole embedding, tied or not.
+2411.05288), sections 4 and 5: its first algorithm, with two barriers. The embedding is cut in memory and in what
+`charge=bytes` exchanges; lookups take no time here, and in the engine the first stage has the whole embedding, tied or
+not.
 """
 
 from dataclasses import replace
