@@ -4,7 +4,7 @@ Actions are numbered 0, 1, 2, ... in the order of `Schedule.items()`: lane after
 last. Everything that walks a whole schedule (checks, replay, lowering) works on these numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
@@ -69,11 +69,11 @@ class Index:
         self._size = stages * self._microbatches * self._parts
         self._numbers: dict[Kind, list[int]] = {}
         for lane in self.lanes:
-            row = self.actions[lane.start : lane.stop]
-            if _ANYWHERE.issuperset(map(itemgetter(0), row)):
-                self._read_transfers(lane, row)
+            actions = self.actions[lane.start : lane.stop]
+            if _ANYWHERE.issuperset(map(itemgetter(0), actions)):
+                self._read_transfers(lane, actions)
             else:
-                self._read(lane, row)
+                self._read(lane, actions)
 
     def _read(self, lane: Lane, row: Sequence[Action]) -> None:
         """Note where the actions of a lane stand."""
@@ -102,7 +102,7 @@ class Index:
         """The same of kinds that may stand anywhere: each object is looked at once, for most stand there many times."""
         distinct = dict(zip(map(id, row), row, strict=True))
         for action in distinct.values():
-            kind, stage, microbatch, part, *_ = action
+            kind, stage, microbatch, part = action[:4]
             in_range = microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts)
             if not in_range or stage not in self._stages[kind]:
                 self._enter(action, lane.start + [each is action for each in row].index(True))
@@ -138,14 +138,12 @@ class Index:
         found = self._numbers.get(kind)
         return -1 if found is None else found[(stage * self._microbatches + microbatch) * self._parts + part]
 
-    def gradients(self, stage: int, version: int) -> Iterator[int]:
+    def gradients(self, stage: int, version: int) -> list[int]:
         """The actions whose weight gradients the STEP of a backward stage to `version` adds up."""
         kinds = [self._numbers[kind] for kind in GRADIENT if kind in self._numbers]
         batch = window(self.shape, version)
-        for place in range(self.place(stage, batch.start), self.place(stage, batch.stop)):
-            for numbers in kinds:
-                if numbers[place] >= 0:
-                    yield numbers[place]
+        places = range(self.place(stage, batch.start), self.place(stage, batch.stop))
+        return [numbers[place] for place in places for numbers in kinds if numbers[place] >= 0]
 
     def _enter(self, action: Action, number: int) -> None:
         kind, stage, microbatch, part, _, _, _, _ = action

@@ -66,7 +66,8 @@ def _brought(moves: Moves) -> dict[int, Payload]:
     found, between_devices = dict[int, Payload](), moves.handovers.are_there
     for what, transfers in moves.transfers.items():
         payload = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
-        for pieces, ((_, backward, stage, *_), *_), _ in transfers:
+        for pieces, visits, _ in transfers:
+            backward, stage = visits[0][1:3]
             carried = payload(stage, backward, len(pieces))
             for number in pieces:
                 found[number] = carried

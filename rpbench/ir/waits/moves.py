@@ -23,8 +23,8 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from itertools import product
+from functools import cached_property, partial
+from itertools import product, repeat
 from operator import itemgetter
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -55,6 +55,9 @@ _ARRIVALS: tuple[tuple[What, What], ...] = (
     ((Kind.UNSHARD, None), (Kind.RESHARD, None)),
 )
 _LEAVERS: tuple[What, ...] = ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
+
+_kind_object_stage = itemgetter(0, 5, 1)
+_transfer_of = partial(tuple.__new__, Transfer)  # of all fields in their order: there are thousands
 
 
 def has_transfers(schedule: Schedule) -> bool:
@@ -96,10 +99,10 @@ class Moves:
             if TRANSFERS.isdisjoint(map(itemgetter(0), row)):
                 continue
             alike: dict[tuple[Kind, str | None, int], list[int]] = {}
-            for number, (kind, stage, _, _, _, moved, _, _) in enumerate(row, start=lane.start):
-                if (key := (kind, moved, stage)) in alike:
+            for number, key in enumerate(map(_kind_object_stage, row), start=lane.start):
+                if key in alike:
                     alike[key].append(number)
-                elif kind in TRANSFERS:
+                elif (kind := key[0]) in TRANSFERS:
                     if lane.name not in LANES[kind]:
                         where = " or ".join(LANES[kind])
                         rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane {where}"
@@ -163,13 +166,12 @@ class Moves:
                     continue
                 groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
+                self.transfers[arrive] += map(_transfer_of, zip(loads, groups, ends, strict=True))
                 brought = set[int]()
-                found = self.transfers[arrive]
-                for pieces, group, end in zip(loads, groups, ends, strict=True):
+                for pieces, group in zip(loads, groups, strict=True):
                     if len(group) > 1:
                         self._check_serves(pieces, group)
-                    found.append(Transfer(pieces, group, end))
-                    self.edges.append((pieces[-1], group[0].numbers[0]))
+                    self.edges.append((pieces[-1], group[0].first))
                     for updated, version in self._steps_before(group[0], pieces[0]):
                         early = arrive[0] is Kind.LOAD and version not in brought
                         self._publish(updated, version, pieces, early=early)
@@ -208,8 +210,10 @@ class Moves:
         index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
         shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
         for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
-            handed = [number for number in numbers if isinstance(index.actions[number].peer, int)]
-            if handed and what in ("P", "G") and stage in shards:
+            if what not in ("P", "G") or stage not in shards:
+                continue
+            handed = [number for number in numbers if isinstance(index.actions[number][6], int)]
+            if handed:
                 sharing = index.actions[shards[stage]]
                 rule = f"{index.actions[handed[0]]} goes from rank to rank, and {sharing} says that ranks share it"
                 shown = sorted((handed[0], shards[stage]))
@@ -268,9 +272,9 @@ class Moves:
             else:
                 number, rule = ends[len(loads)], "frees what is not there: there is one for each that comes"
             raise broken(self.index.schedule, f"{self.index.actions[number]} {rule}", [number])
-        for end, group, pieces in zip(ends, groups, loads, strict=True):
-            last = group[-1].numbers[-1]
-            self.edges.append((last, end))
+        lasts = [group[-1][4][-1] for group in groups]
+        self.edges += zip(lasts, ends, strict=True)
+        for end, last, pieces in zip(ends, lasts, loads, strict=True):
             if end > last and end > pieces[-1]:
                 continue
             lane = self.index.lanes[self.index.lane_of[end]]
@@ -293,9 +297,10 @@ class Moves:
                 numbers = self._numbers[what, device, stage]
                 groups = self._served(made, [(number,) for number in numbers], what)
                 num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
-                for number, group in zip(numbers, groups, strict=True):
-                    transfer, step = Transfer((number,), group), group[-1].step
-                    self.transfers[what].append(transfer)
+                own = list(map(_transfer_of, zip(zip(numbers, strict=True), groups, repeat(-1), strict=False)))
+                self.transfers[what] += own
+                for transfer in own:
+                    step = transfer[1][-1][3]
                     together[stage, step, num_of[step]].append(transfer)
                     num_of[step] += 1
                 self._match_steps(what, stage, numbers, groups)
@@ -341,12 +346,13 @@ class Moves:
         if self.index.schedule.late_rest is not None and what[0] is Kind.STORE:
             return  # a STEP on a device takes columns that are there
         steps, looks = self.index.steps, self.index.validations
+        after = {
+            version: [number for number in (steps.get((stage, version)), looks.get(version)) if number is not None]
+            for version in range(1, self.index.shape.num_steps + 1)
+        }
         for number, group in zip(numbers, groups, strict=True) if steps or looks else ():
-            for version in {visit[3] + 1 for visit in group}:  # by the step of each
-                if (stage, version) in steps:
-                    self.edges.append((number, steps[stage, version]))
-                if version in looks:
-                    self.edges.append((number, looks[version]))
+            for version in {visit.step + 1 for visit in group} if len(group) > 1 else (group[0][3] + 1,):
+                self.edges += [(number, later) for later in after[version]]
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
         freed = self._numbers.get(((Kind.FREE, "G"), device, stage), [])
@@ -366,16 +372,16 @@ class Moves:
         ):
             if not self.transfers[before]:
                 continue
-            serves = {
-                id(visit): transfer.pieces[-1] for transfer in self.transfers[before] for visit in transfer.visits
-            }
-            for transfer in self.transfers[after]:
-                served = {serves[id(visit)] for visit in transfer.visits[begin:] if id(visit) in serves}
-                self.edges += [(number, transfer.pieces[0]) for number in sorted(served)]
+            serves = {id(visit): pieces[-1] for pieces, visits, _ in self.transfers[before] for visit in visits}
+            for pieces, visits, _ in self.transfers[after]:
+                served = {serves[id(visit)] for visit in visits[begin:] if id(visit) in serves}
+                self.edges += [(number, pieces[0]) for number in sorted(served)]
 
     def _join_shards(self) -> None:
         """The k-th gathers of a stage, one on each device, gather the shards that all devices have loaded for it."""
         loads = {id(visit): load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
+        if not loads:
+            return
         together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
         num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
         for gather in self.transfers[Kind.UNSHARD, None]:

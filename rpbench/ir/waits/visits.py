@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rpbench.ir.action import COMPUTE, HEAD, Action, Kind
 from rpbench.ir.index import GRADIENT, Index
 
-_VISITING = COMPUTE - set(HEAD)
+_VISITING, _ADDING = COMPUTE - set(HEAD), frozenset(GRADIENT)
 
 
 class Visit(NamedTuple):
@@ -74,7 +74,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     is_alone = Kind.R if index.shape.keeps_every > 1 else None  # makes the input of another stage
     for number, action in zip(numbers, actions[numbers.start : numbers.stop], strict=True):
         for part in _by_visit(action.sub, size) if action.sub else (action,):
-            kind, stage, microbatch, *_ = part
+            kind, stage, microbatch = part[:3]
             if kind not in _VISITING:
                 continue
             assert microbatch is not None
@@ -85,7 +85,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
             now, again = place, kind is is_alone
             if not run or run[-1] != number:  # an OVERLAP may hold two actions of one visit
                 run.append(number)
-            if kind in GRADIENT:
+            if kind in _ADDING:
                 gradient = number
     if now is not None:
         yield make_visit((device, *now, tuple(run), gradient))
