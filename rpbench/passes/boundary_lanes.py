@@ -56,15 +56,16 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
         if lane.name != "compute":
             continue
         numbers, links = range(lane.start, lane.stop), rows[lane.device]
-        sent = [(number, send) for number in numbers for send in leaving.get(number, ())]
-        received = [(number - 1, receive) for number in numbers for receive in coming.get(number, ())]
+        sent = [(number, send) for number in numbers if number in leaving for send in leaving[number]]
         if sent:
             links[sends] = _merged(sent, _placed(links.get(sends, []), index, lane, stored))
         if direct:
-            links["compute"] = [
-                action for number in numbers for action in (*coming.get(number, ()), index.actions[number])
-            ]
-        elif received:
+            row = links["compute"] = list[Action]()
+            for number, action in zip(numbers, index.actions[lane.start : lane.stop], strict=True):
+                if number in coming:
+                    row += coming[number]
+                row.append(action)
+        elif received := [(number - 1, each) for number in numbers if number in coming for each in coming[number]]:
             links[receives] = _merged(received, _placed(links.get(receives, []), index, lane, stored))
     return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
 

@@ -77,7 +77,7 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     following: dict[int, list[Action]] = {}  # gradient -> the steps it completes
     for version in range(1, schedule.shape.num_steps + 1):
         for stage in range(schedule.shape.num_backward_stages):
-            gradients = list(index.gradients(stage, version))
+            gradients = index.gradients(stage, version)
             if not gradients:
                 raise ScheduleError(f"no weight gradient of stage {stage} for version {version}: run check() first")
             last = _last(analysis, gradients)
@@ -85,11 +85,10 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
 
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
     if lane == "compute":
-        for place in index.lanes:
-            numbers = range(place.start, place.stop)
-            rows[place.device][place.name] = [
-                action for number in numbers for action in (index.actions[number], *following.get(number, ()))
-            ]
+        for number in sorted(following, reverse=True):  # from behind, so that places before it stay
+            place = index.lanes[index.lane_of[number]]
+            behind = number - place.start + 1
+            rows[place.device][place.name][behind:behind] = following[number]
     else:
         rounds = analysis.rounds
         # Version by version, so that on one host no step waits behind one that needs what it publishes.
