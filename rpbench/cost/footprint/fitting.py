@@ -80,25 +80,23 @@ def _moments(row: tuple[Ints, Ints, Any], num_stages: int, parts: Sequence[float
     kind, stage, counts = row
     columns = [*range(num_stages), num_stages - 1][: num_stages + len(parts) - 1]
 
-    def changes(chosen: npt.NDArray[np.bool_]) -> Any:
-        return _changes(chosen, stage, num_stages, counts)[:, columns]
+    def changes(signs: Ints) -> Any:
+        return _changes(signs, stage, num_stages, counts)[:, columns]
 
-    taken, freed = changes(kind == Kind.F), changes((kind == Kind.B) | (kind == Kind.W))
+    makes, ends = kind == Kind.F, (kind == Kind.B) | (kind == Kind.W)
+    change = changes(makes.astype(np.int64) - ends)
     if min(parts) < 1:
         rest = 1 - np.repeat(parts, (num_stages, 1)[: len(parts)])
-        freed = freed + rest * (changes(kind == Kind.I) - changes(kind == Kind.W))
-    levels = np.cumsum(taken - freed, axis=0)
-    before = np.concatenate([np.zeros((1, len(columns)), np.int64), levels[:-1]]) if len(kind) else levels
-    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+        change = change - rest * changes((kind == Kind.I).astype(np.int64) - (kind == Kind.W))
+    return undominated(np.cumsum(change, axis=0)[makes])  # no moment between forwards holds more
 
 
 def waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
     """Microbatches of each stage between I and W, at the peaks, (moments, stages)."""
     kind, stage, counts = columns_of(row, each)
     begun = kind == Kind.I
-    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
-    levels = np.cumsum(changes, axis=0)
-    return undominated(levels[begun])
+    changes = _changes(begun.astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
+    return undominated(np.cumsum(changes, axis=0)[begun])
 
 
 def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
@@ -113,10 +111,10 @@ def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints,
     return kind, stage, np.broadcast_to(counts, kind.shape)
 
 
-def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
-    """The count of each chosen action's microbatch in the column of its stage, (actions, stages)."""
-    found = np.zeros((len(stage), num_stages), counts.dtype)
-    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
+def _changes(signs: Ints, stage: Ints, num_stages: int, counts: Any) -> Ints:
+    """The count of each action's microbatch, with its sign, in the column of its stage, (actions, stages)."""
+    found, chosen = np.zeros((len(stage), num_stages), counts.dtype), np.flatnonzero(signs)
+    found[chosen, stage[chosen]] = signs[chosen] * counts[chosen]
     return found
 
 

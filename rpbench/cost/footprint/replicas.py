@@ -320,11 +320,12 @@ class ReplicaShares:
 
     def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
         """(device, stage) whose transfers of some kinds all serve one visit."""
-        found, shared = set[tuple[int, int]](), set[tuple[int, int]]()
-        for _, visits, _ in (move for what in kinds for move in self.moves.transfers[what]):
-            device, _, stage, *_ = visits[0]
-            (found if len(visits) == 1 else shared).add((device, stage))
-        return found - shared
+        served = [visits for what in kinds for _, visits, _ in self.moves.transfers[what]]
+        alone, shared = (
+            {(visits[0][0], visits[0][2]) for visits in served if (len(visits) > 1) == several}
+            for several in (False, True)
+        )
+        return alone - shared
 
     # --- what comes and goes ---
 
@@ -350,7 +351,7 @@ class ReplicaShares:
         there: dict[int, int] = {}  # the same in all
         moments: set[tuple[tuple[int, int], ...]] = set()
         for number in self._lane(device, name):
-            kind, stage, _, part, _, what, *_ = self._index.actions[number]
+            kind, stage, _, part, _, what, _, _ = self._index.actions[number]
             if number in units:
                 if part == 0:
                     brought[stage].append(0)

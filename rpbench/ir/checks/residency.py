@@ -68,9 +68,10 @@ def prefetch_depth(schedule: Schedule) -> int:
     for _, lane, row in schedule.items():
         if lane == "h2d":
             held = 0
-            for kind, _, _, part, _, what, *_ in row:
-                held += what == "P" and (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
-                most = max(most, held)
+            for kind, part, what in map(itemgetter(0, 3, 5), row):
+                if what == "P":
+                    held += (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
+                    most = max(most, held)
     return most - 1 if most else 1
 
 
@@ -107,11 +108,11 @@ def _changes(index: Index, producers: Producers) -> Iterator[tuple[int, int, int
     starts, ends = slots_of(index, producers)
     for device, lane, first, stop in index.lanes:
         for action, begin, end in zip(index.actions[first:stop], starts[first:stop], ends[first:stop], strict=True):
-            for kind, stage, *_ in action.sub or (action,):
-                if kind in _TAKE:
-                    yield begin, 1, device, stage
-                if kind in _RELEASE:
-                    yield end, -1, device, stage
+            for part in action.sub or (action,):
+                if part[0] in _TAKE:
+                    yield begin, 1, device, part[1]
+                if part[0] in _RELEASE:
+                    yield end, -1, device, part[1]
             if action.object == "A":
                 if action.kind is Kind.FREE and lane == "d2h":
                     yield begin, -1, device, action.stage
