@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from rpbench.cost.charges import CHARGES, cause_of, computations_that_carry, is_collective
@@ -139,8 +141,18 @@ class TransferTimes:
         reads = payload.object == "P" and payload.lane == "h2d" and "P" in self.on_ssd
         return ssd.seconds(float(self.stages.of(payload)), 0.0) if reads else 0.0
 
+    @cached_property
+    def _known(self) -> dict[int, tuple[Payload, float]]:
+        return {}
+
     def bytes_of(self, payload: Payload) -> float:
-        """Bytes that an action moves over its link, or through the host's memory.
+        """Bytes that an action moves over its link, or through the host's memory; found once for an object."""
+        if id(payload) not in self._known:
+            self._known[id(payload)] = payload, self._bytes_of(payload)  # held, so that its id stays its own
+        return self._known[id(payload)][1]
+
+    def _bytes_of(self, payload: Payload) -> float:
+        """The same, each time anew.
 
         Collectives move what would pass during their hops' latency too, and of sums only what nothing hides.
         """
@@ -158,8 +170,9 @@ class TransferTimes:
         """Hops whose latency is seen, of all the rings of a collective: of n devices each sends (n - 1) / n in one."""
         if payload.object == "sum":
             return float(payload.share) * self.num_parts / (self.num_parts - 1) * ring_hops(self.num_parts)
-        rings = 1 if payload.share < 1 else 2  # a gather or a scatter, or both
-        size = round(1 / (1 - payload.share / rings)) if payload.share < rings else 1
+        sent, whole = payload.share.as_integer_ratio()
+        rings = 1 if sent < whole else 2  # a gather or a scatter, or both
+        size = round(Fraction(rings * whole, rings * whole - sent)) if sent < rings * whole else 1
         return rings * ring_hops(size)
 
     def bytes_per_s(self, payload: Payload) -> float | None:
@@ -176,7 +189,9 @@ def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> li
     for number, layers in enumerate(ranges):
         held = [sizes.layers[layer] for layer in layers]
         held += [sizes.embedding] * (number == 0) + [sizes.head] * (has_head and number == len(ranges) - 1)
-        found.append(LayerSize(*(sum(getattr(layer, name) for layer in held) for name in LayerSize._fields)))
+        found.append(
+            LayerSize(*map(sum, zip(*held, strict=True))) if held else LayerSize(*[0] * len(LayerSize._fields))
+        )
     return found
 
 
@@ -314,7 +329,7 @@ def slowed_by_exchanges(
         return {}
     if any(len(holders) < shape.num_ranks for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
         return {}
-    kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
+    kinds, found = Counter(map(itemgetter(0), net)), dict[Kind, tuple[Work, ...]]()
     microbatches = shape.total_microbatches / shape.num_ranks  # of a device
     if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
         return {}

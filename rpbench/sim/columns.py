@@ -123,7 +123,9 @@ def _fields_of(row: Row) -> Fields:
         return Fields(empty, empty, empty, empty, np.empty(0, bool), True)
     kinds, stages, microbatches, parts, versions, objects, peers, subs = zip(*row, strict=True)
     kind = np.frombuffer(bytes(kinds), np.uint8).astype(np.int32)
-    stage, part = (np.fromiter(column, np.int32, len(row)) for column in (stages, parts))
+    stage, part = np.fromiter(stages, np.int32, len(row)), np.zeros(len(row), np.int32)
+    if parts.count(0) < len(row):
+        part = np.fromiter(parts, np.int32, len(row))
     num_unnamed = objects.count(None)
     of_activations = np.zeros(len(row), bool)
     if num_unnamed < len(row):
@@ -152,7 +154,7 @@ def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[
     for number in np.flatnonzero(among(kind, STEPPING)).tolist():
         version = versions[number]
         found[number] = -1 if version is None else version
-    return np.array(found, np.int32)
+    return np.fromiter(found, np.int32, len(kind))
 
 
 class ArrayRows:

@@ -133,10 +133,11 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
 def _works_of(graph: Graph, costs: CostTable, pairs: Sequence[tuple[int, int]]) -> list[Work]:
     """The work of slots on devices."""
     num_parts, payload = graph.schedule.shape.num_parts, graph.payload or (None,) * len(graph.slots)
-    works = [costs.together(members) for members in graph.slots]
+    moved = [costs.of_payload(own) for own in payload]
+    works = [Work(0) if own else costs.together(members) for own, members in zip(moved, graph.slots, strict=True)]
     if graph.schedule.late_rest is not None:
         works = _in_two_parts(graph.schedule.late_rest, graph.slots, payload, works)
-    return [costs.of_payload(payload[number]) or costs.on(device, works[number], num_parts) for number, device in pairs]
+    return [moved[number] or costs.on(device, works[number], num_parts) for number, device in pairs]
 
 
 def _in_two_parts(
