@@ -13,8 +13,8 @@ However long S takes, the bubble is (p - 1)(F + B), where F and B are of a stage
 microbatches are in flight on rank r, half as many again as with 1F1B. Both waits for all ranks are in the row: no other
 work hides them, which is what `vocab_parallel` is for.
 
-In the engine the embedding stays whole on the first stage, and after HB only the last stage waits for all ranks; in the released
-code all ranks wait for the sum of its gradients.
+In the engine the embedding stays whole on the first stage. After HB only the last stage waits for all ranks; in the
+released code all ranks wait for the sum of its gradients.
 
 Source: Lin et al., "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning Training", OSDI'24,
 for the idea; the order as in the code released with Yeung et al., "Balancing Pipeline Parallelism with Vocabulary

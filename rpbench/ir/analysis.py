@@ -94,3 +94,12 @@ def replay(schedule: Schedule | Analysis) -> Versions:
             that reads what is newest with separate forward and backward cuts.
     """
     return analysed(schedule).versions
+
+
+def peak_resident(analysis: Analysis) -> list[int]:
+    """The most stage activations each device holds at once, its partners' included.
+
+    Raises:
+        ScheduleError: if the schedule cannot run.
+    """
+    return [max(map(sum, levels)) for levels in analysis.resident_levels]

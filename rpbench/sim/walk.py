@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Kind
-from rpbench.ir.analysis import Analysis
+from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.deadlock import in_rounds
-from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Weights
 from rpbench.ir.timeline import Timeline

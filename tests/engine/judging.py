@@ -23,7 +23,8 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import rehearse, verified
 from rpbench.engine.workload import Workload
-from rpbench.ir.checks.residency import moves_activations, peak_resident
+from rpbench.ir.analysis import peak_resident
+from rpbench.ir.checks.residency import moves_activations
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline

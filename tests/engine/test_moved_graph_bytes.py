@@ -16,8 +16,7 @@ from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.state.device_memory import OutOfDeviceMemory
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
-from rpbench.ir.analysis import Analysis
-from rpbench.ir.checks.residency import peak_resident
+from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.models.data import Batch

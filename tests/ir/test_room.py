@@ -4,9 +4,8 @@ import pytest
 from editing import with_action
 
 from rpbench.ir.action import parse
-from rpbench.ir.analysis import Analysis
+from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.check import check
-from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
 
 

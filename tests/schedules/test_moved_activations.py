@@ -10,9 +10,8 @@ from baselines.synchronous.bpipe import most_held
 from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.analysis import Analysis
+from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.check import check
-from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entry

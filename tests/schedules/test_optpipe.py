@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rpbench.config.request import load
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind
-from rpbench.ir.analysis import Analysis
+from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.check import check
-from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape, from_text, to_text
 from rpbench.ordering.exact import Case, Plan, needed_before

@@ -9,9 +9,8 @@ from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Kind
-from rpbench.ir.analysis import Analysis
+from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.check import check
-from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

@@ -6,7 +6,6 @@ the order alone. Where a transfer is still under way when the next forward begin
 
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.deadlock import Producers, slots_of
@@ -14,7 +13,7 @@ from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Weights
 
 if TYPE_CHECKING:  # it asks for what is found here
-    from rpbench.ir.analysis import Analysis
+    pass
 
 _TAKE = frozenset({Kind.F, Kind.FB})
 _RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
@@ -73,15 +72,6 @@ def prefetch_depth(schedule: Schedule) -> int:
                     held += (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
                     most = max(most, held)
     return most - 1 if most else 1
-
-
-def peak_resident(analysis: "Analysis") -> list[int]:
-    """The most stage activations each device holds at once, its partners' included.
-
-    Raises:
-        ScheduleError: if the schedule cannot run.
-    """
-    return [max(map(sum, levels)) for levels in analysis.resident_levels]
 
 
 def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, ...]]]:
