@@ -12,9 +12,6 @@ from rpbench.ir.checks.deadlock import Producers, slots_of
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Weights
 
-if TYPE_CHECKING:  # it asks for what is found here
-    pass
-
 _TAKE = frozenset({Kind.F, Kind.FB})
 _RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
 
