@@ -41,6 +41,17 @@ def on_devices(schedule: Schedule, sizes: ModelBytes) -> list[dict[str, int]]:
     return classes_of(schedule, sizes, peak_in_flight(build_graph(schedule)))
 
 
+def test_layers_gathered_one_by_one_take_the_room_of_the_largest():
+    """Two layers at a time, and the gradient of one; the third of eight is 50 times as large as the others."""
+    plain = model_bytes(model(8), 14)
+    layers = [layer._replace(inputs=10) for layer in plain.layers]
+    large = layers[2]._replace(weights=50 * layers[2].weights, gradients=50 * layers[2].gradients)
+    sizes = replace(plain, layers=(*layers[:2], large, *layers[3:]))
+    for device in on_devices(built("zero_3", 2, 4), sizes):
+        assert device["gathered weights"] >= 2 * large.weights
+        assert device["gradients on their way"] == large.gradients
+
+
 # Bytes a parameter that stay on a device of n: ZeRO, SC'20, figure 1; ZeRO-Offload, ATC'21, section 4.
 STAY = {
     "data_parallel": ({}, lambda n: 16),
