@@ -25,7 +25,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_pl
 from rpbench.registry import schedule
 
 
-@schedule("seq1f1b", source="Sun et al., NAACL'25", searched={"num_segments": (2, 1, 4, 8)}, segments="num_segments")
+@schedule("seq1f1b", source="Sun et al., NAACL'25", searched={"num_segments": (2, 4, 8, 1)}, segments="num_segments")
 def seq1f1b(shape: Shape, *, num_segments: int = 2) -> Schedule:
     """1F1B of segments.
 

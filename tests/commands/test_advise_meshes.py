@@ -206,7 +206,7 @@ def test_compositions_stand_beside_the_contenders_of_one_host(rpbench):
     "words, why",
     [
         (("lengths=[512,512,128,64]",), "are alike"),
-        (("finetune=lora", "batch=4"), "lora under a mesh is not modelled"),
+        (("frozen_layers=1", "batch=4"), "frozen layers and 8-bit moments under a mesh are not modelled"),
         (("schedules=looped_bfs", "runs_in=torchtitan", "batch=4"), "none of the schedules"),
     ],
 )

@@ -360,7 +360,7 @@ CHARGED = ["model=qwen3_1p7b", "cost=analytic", "cluster=8x_rtx4090"]
         ([*CHARGED, "schedule=roundpipe"], ("bytes", "all")),
         ([*CHARGED, "schedule=roundpipe", "offload=none"], ("hops", "none")),
         ([*CHARGED, "charge=hops"], ("hops", "none")),
-        ([*CHARGED, "schedule=vocab_parallel"], ("hops", "none")),
+        ([*CHARGED, "schedule=vocab_parallel"], ("bytes", "none")),
         ([*CHARGED, "mode=predict", "schedule=roundpipe"], ("hops", "none")),
         (["model=qwen3_1p7b", "cost=published"], ("hops", "none")),
         (["cluster=8x_rtx4090"], ("hops", "none")),
