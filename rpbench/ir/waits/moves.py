@@ -211,7 +211,7 @@ class Moves:
         shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
         for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
             asked = numbers if what in ("P", "G") and stage in shards else ()
-            handed = [number for number in asked if isinstance(index.actions[number][6], int)]
+            handed = [number for number in asked if isinstance(index.actions[number].peer, int)]
             if handed:
                 sharing = index.actions[shards[stage]]
                 rule = f"{index.actions[handed[0]]} goes from rank to rank, and {sharing} says that ranks share it"
@@ -232,7 +232,7 @@ class Moves:
         """Check that all visits of one transfer read what it brings: the same layers, in the same version."""
         index = self.index
         first, known = visits[0], self._versions
-        if known and not index.shape.separate_cuts and len({known[visit[3]] for visit in visits}) == 1:
+        if known and not index.shape.separate_cuts and len({known[visit.step] for visit in visits}) == 1:
             return
         for visit in visits[1:]:
             if index.shape.separate_cuts and visit.backward != first.backward:
@@ -273,7 +273,7 @@ class Moves:
             else:
                 number, rule = ends[len(loads)], "frees what is not there: there is one for each that comes"
             raise broken(self.index.schedule, f"{self.index.actions[number]} {rule}", [number])
-        lasts = [group[-1][4][-1] for group in groups]
+        lasts = [group[-1].numbers[-1] for group in groups]
         self.edges += zip(lasts, ends, strict=True)
         for end, last, pieces in zip(ends, lasts, loads, strict=True):
             if end > last and end > pieces[-1]:
@@ -300,7 +300,7 @@ class Moves:
                 num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
                 for transfer in map(_transfer_of, zip(zip(numbers, strict=True), groups, repeat(-1), strict=False)):
                     self.transfers[what].append(transfer)
-                    step = transfer[1][-1][3]
+                    step = transfer.visits[-1].step
                     together[stage, step, num_of[step]].append(transfer)
                     num_of[step] += 1
                 self._match_steps(what, stage, numbers, groups)
@@ -351,7 +351,7 @@ class Moves:
             for version in range(1, self.index.shape.num_steps + 1)
         }
         for number, group in zip(numbers, groups, strict=True) if steps or looks else ():
-            for version in {visit.step + 1 for visit in group} if len(group) > 1 else (group[0][3] + 1,):
+            for version in {visit.step + 1 for visit in group} if len(group) > 1 else (group[0].step + 1,):
                 self.edges += [(number, later) for later in after[version]]
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:

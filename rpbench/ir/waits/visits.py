@@ -100,7 +100,7 @@ def _by_visit(parts: Sequence[Action], size: int) -> list[Action]:
 
 def first_of(index: Index, visit: Visit) -> Action:
     """The first plain action of a visit."""
-    action = index.actions[visit[4][0]]
+    action = index.actions[visit.numbers[0]]
     return next(actions_of(index, visit)) if action.sub else action
 
 
