@@ -89,14 +89,17 @@ def is_collective(payload: Payload) -> bool:
 
 
 def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
-    """The transfers at the end of computations, by kind and stage: all-reduces over devices with a shard each."""
-    devices = max(1, schedule.shape.num_head_shards)
-    found: dict[tuple[Kind, int], tuple[Payload, ...]] = {}
+    """The transfers at the end of computations, by kind and stage; of shards of a head, by shard: all-reduces."""
+    shape, found = schedule.shape, dict[tuple[Kind, int], tuple[Payload, ...]]()
     for name, charge in CHARGES.items():
         for kind in charge.ends & schedule.plain_kinds:
-            for number in range(devices):
-                payload = Payload(name, number, kind is not Kind.HF, Fraction(2 * (devices - 1), devices), charge.lane)
-                found[kind, number] = (*found.get((kind, number), ()), payload)
+            forward = kind in (Kind.F, Kind.R, Kind.HF)
+            number, share = shape.num_stages if forward else shape.num_backward_stages, Fraction(1)
+            if kind in HEAD:
+                number, share = shape.num_head_shards, Fraction(2 * (shape.num_head_shards - 1), shape.num_head_shards)
+            for stage in range(number):
+                payload = Payload(name, stage, not forward, share, charge.lane)
+                found[kind, stage] = (*found.get((kind, stage), ()), payload)
     return found
 
 
