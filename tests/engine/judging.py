@@ -87,7 +87,7 @@ def _judged(text: str, rng: random.Random) -> Verdict:
 def _settings(schedule: Schedule, rng: random.Random) -> Settings:
     """Any settings that the schedule takes."""
     recompute: Recompute = rng.choice(["all", "all", "none", "except_last"])
-    recompute = "all" if schedule.shape.num_parts > 1 else recompute
+    recompute = "all" if schedule.shape.num_parts > 1 or schedule.shape.tensor_parallel else recompute
     try:
         check_recompute(schedule, recompute)
         if recompute != "all":
