@@ -16,6 +16,7 @@ from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_
 from rpbench.advice.side_searches import CHANGING, Glance, Side, bare, compile_kernels, dealt
 from rpbench.cost.hardware.basis import Basis
 from rpbench.ir.analysis import replay
+from rpbench.ir.checks.residency import moves_activations
 from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, space_of
@@ -32,7 +33,7 @@ FIRST = (
 # Looked at last: they take the longest, and are seldom among the first two (AdaPtis is second of Llama-3.1-8B on H100).
 LAST = (*("megatron_tp", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "chimera", "zb_auto", "adaptis"),)
 PLAIN = "data_parallel"  # plain training, where there is one device
-ALONE = f"on one device it is plain training, as {PLAIN} is"
+AS_PLAIN = f"on one device it is plain training, as {PLAIN} is"
 BESIDE = 4  # cuts without empty stages that are timed beside one with some
 QUICK = Budget(work=100, climb_work=300_000)
 
@@ -108,7 +109,7 @@ def advise(
         raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
     left_out = dict[str, str]()
     if names is None and terms.num_devices == 1:
-        left_out = {each.name: ALONE for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
+        left_out = {each.name: AS_PLAIN for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
     taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
     if seconds is not None:
         compile_kernels(terms, basis)
@@ -232,7 +233,7 @@ def _uses_the_host(each: Contender, terms: Terms) -> bool:
             problem = posed(each, setting, terms, 1)
             cut = plain_partitions(problem, promising_counts(problem)[0])[0]
             schedule = Frame(each, setting, terms, cut, 1).schedule
-            if any("host" in lanes for lanes in schedule.lanes) or {what for _, what in schedule.moves} == {"A"}:
+            if any("host" in lanes for lanes in schedule.lanes) or moves_activations(schedule):
                 return True
     return False
 

@@ -100,11 +100,6 @@ def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None,
         )
     machine = None if needs_no_mesh else cluster.with_devices(mesh.num_devices)
     refuse_frozen(model)
-    if mesh.sharing.what == "parameters" and model is not None and model.training_mode == "qlora":
-        raise ConfigError(
-            f"mesh.shard={asked.shard} with training_mode=qlora: gathers of weights in 4 bits are not modelled under a "
-            "mesh; take mesh.shard=gradients, or schedule=zero_3 on one host"
-        )
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
     counts = cluster.gpu is not None and config.cost.get("name") == "analytic"

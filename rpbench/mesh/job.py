@@ -38,6 +38,11 @@ class Job(Setting):
         mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))
         if self.seq_len % mesh.context:
             raise ValueError(f"mesh.context={mesh.context} does not divide seq_len={self.seq_len}")
+        if own.training_mode == "qlora" and (mesh.tensor > 1 or mesh.sharing.what == "parameters"):
+            raise ValueError(
+                f"mesh.tensor={mesh.tensor} mesh.shard={mesh.sharing.what} with training_mode=qlora: blocks of 4 bits "
+                "are neither cut nor gathered under a mesh; take mesh.tensor=1 and mesh.shard=gradients"
+            )
         self._check_cut()
 
     def _check_cut(self) -> None:

@@ -16,7 +16,7 @@ from contest_terms import read, small, terms
 from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
-from rpbench.advice.ranking import ALONE, QUICK, advise
+from rpbench.advice.ranking import AS_PLAIN, QUICK, advise
 from rpbench.advice.rows import command_of
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.table import LayerTimes
@@ -71,7 +71,12 @@ def test_one_device_lists_plain_training_and_what_uses_the_host(alone):
         *("data_parallel", "pipe_offload", "zero_offload", "superoffload", "zenflow", "zero_infinity"),
         *("roundpipe", "mobius", "greedysnake", "megatrain"),
     }
-    assert {name for name, why in found.left_out.items() if why == ALONE} >= {"1f1b", "zero_3", "bitpipe", "pipedream"}
+    assert {name for name, why in found.left_out.items() if why == AS_PLAIN} >= {
+        "1f1b",
+        "zero_3",
+        "bitpipe",
+        "pipedream",
+    }
 
 
 def test_what_one_device_leaves_out_is_no_faster_than_plain_training(alone):

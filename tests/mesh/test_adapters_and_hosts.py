@@ -65,6 +65,13 @@ def test_weights_in_four_bits_are_as_small_under_a_mesh():
     )
 
 
+@pytest.mark.parametrize("mesh", [Mesh(2, tensor=2), Mesh(4, sharing=Sharing("parameters"))])
+def test_weights_in_four_bits_are_neither_cut_nor_gathered_under_a_mesh(mesh):
+    own = replace(architecture("llama3_8b"), training_mode="qlora", lora_rank=16)
+    with pytest.raises(ValueError, match="blocks of 4 bits are neither cut nor gathered under a mesh"):
+        job(own, mesh)
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 def test_adapters_of_experts_are_dealt_with_them(devices):
     own = replace(architecture("mixtral_8x7b"), training_mode="lora", lora_rank=8)

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rpbench.advice.ranking import ALONE
+from rpbench.advice.ranking import AS_PLAIN
 from rpbench.advice.rows import EXPORTS
 from rpbench.plan.contest.search import OUT_OF_TIME
 
@@ -226,9 +226,9 @@ def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:
     names = sorted(name for name, why in answer.get("left_out", {}).items() if why == OUT_OF_TIME)
     if names:
         yield f"NOT SEARCHED, {len(names)} schedules; seconds=60 has time for all: {', '.join(names)}"
-    alone = sorted(name for name, why in answer.get("left_out", {}).items() if why == ALONE)
+    alone = sorted(name for name, why in answer.get("left_out", {}).items() if why == AS_PLAIN)
     if alone:
-        yield f"not listed, {ALONE}: {', '.join(alone)}"
+        yield f"not listed, {AS_PLAIN}: {', '.join(alone)}"
 
 
 def _refused(answer: Mapping[str, Any], asked: Sequence[str]) -> dict[str, str]:

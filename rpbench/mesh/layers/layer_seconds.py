@@ -217,7 +217,7 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     exposed = tensor + ring + sent
     again = _recomputed(setting, forward, attention, tensor, sent)
     host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
-    if setting.adapters or (setting.has_adapters and setting.software.kernels == "tiled"):  # others count their own
+    if setting.has_adapters and setting.software.kernels == "tiled":  # kernels that are counted have theirs
         beside = adapted_values(setting, layer) * 2.0 / setting.memory_rate
         forward, input_grad, weight_grad = forward + 2.0 * beside, input_grad + 2.0 * beside, beside
     return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)

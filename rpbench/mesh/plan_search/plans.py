@@ -89,7 +89,7 @@ class Plans:
 def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_batch: int, space: Space) -> Plans:
     """All plans of a model on a machine whose sizes divide; if there is none, ValueError naming what to change."""
     devices, layers = machine.size, len(own.layers)
-    if own.training_mode == "qlora":  # weights in blocks of 4 bits are neither cut nor gathered
+    if own.training_mode == "qlora":  # as a `Job` demands
         space = replace(space, max_tensor=1, shared=tuple(what for what in space.shared if what != "parameters"))
     inners: list[Inner] = []
     rows: list[Ints] = []
