@@ -1,4 +1,4 @@
-"""Action and Kind: the vocabulary of a schedule, and its text form; and rows of many actions as columns (`PlainRow`).
+"""Action and Kind: the vocabulary of a schedule and its text form; `PlainRow`: a row of many actions as columns.
 
 A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
 
@@ -8,9 +8,9 @@ A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
     7LOAD:P.1@3     ... the second piece of them
     0STORE:A5>host  move the activations of microbatch 5 out
     1WAIT4          go on when stage 1 has run microbatch 4 forward
-    0VALIDATE@3     look at all gradients of the step to version 3
-    1ROLLBACK@3     end the step of stage 1 to version 3, which went before that
-    1STEP_REST@4    step on the host what is not important of stage 1, from the gradients up to the step to version 4
+    0VALIDATE@3     check all gradients of the step to version 3
+    1ROLLBACK@3     end the step of stage 1 to version 3, which ran before that check
+    1STEP_REST@4    step the late columns of stage 1 on the host, by the gradients up to the step to version 4
     (0F7;7B3)OVERLAP  two actions that run together
 
 Letters follow torch.distributed.pipelining: F, I (input gradient), W (weight gradient), B = I then W.
@@ -47,25 +47,25 @@ class Kind(IntEnum):
     STORE = 14
     FREE = 15
     STEP = 16
-    VALIDATE = 17  # a look at all gradients of a step: whether one overflowed, and their norm
-    ROLLBACK = 18  # the end of a step that went before that look: it is taken back, or done again, where it was wrong
+    VALIDATE = 17  # a check of all gradients of a step: whether one overflowed, and their norm
+    ROLLBACK = 18  # the end of a step that ran before that check: if it was wrong, it is taken back or done again
     OVERLAP = 19
-    HF = 20  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
-    HB = 21  # the same, backward, once the sums of all shares are known
-    SUM_F = 22  # all-reduces of a stage's forward, where every device has a share of its matrices
-    SUM_B = 23  # the same of its backward, recomputation included
-    WAIT = 24  # until a forward of another device has run: devices that begin one after another
+    HF = 20  # forward of a device's shard of the head: logits of its part of the vocabulary, their maximum and sum
+    HB = 21  # backward of that shard, once the sums of all shards are known
+    SUM_F = 22  # all-reduces of a stage's forward, where every device has a shard of each matrix
+    SUM_B = 23  # all-reduces of its backward, recomputation included
+    WAIT = 24  # wait until a forward of another device has run: devices begin one after another
     STEP_REST = 25  # the host's late step of the columns that the device does not step itself
 
 
-HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on
+HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a shard of the head, and of its device
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERLAP, *HEAD})
 BACKWARD = (Kind.B, Kind.I, Kind.FB)  # kinds that hand an input gradient to the stage below
 SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV = frozenset({Kind.RECV_F, Kind.RECV_B})
 SUMS = frozenset({Kind.SUM_F, Kind.SUM_B})
 MOVES = frozenset({Kind.LOAD, Kind.STORE, Kind.FREE})  # kinds that name an object: P, G, O or A
-# Kinds that stand once for a version they name.
+# Kinds that stand once for each version.
 STEPPING = frozenset({Kind.STEP, Kind.VALIDATE, Kind.ROLLBACK, Kind.STEP_REST})
 OBJECTS = "PGOA"  # parameters, gradients, optimizer state, activations
 
@@ -88,11 +88,11 @@ class Action(NamedTuple):
         return text(self)
 
 
-from_fields = partial(tuple.__new__, Action)  # of all fields in their order: large schedules are made of these
+from_fields = partial(tuple.__new__, Action)  # takes all fields in their order; the fast way to make many
 
 
 def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) -> list[Action]:
-    """The actions of one kind, stage and part, a microbatch after another; large schedules are made of these."""
+    """The actions of one kind, stage and part, one for each microbatch."""
     return listed(repeat(kind), repeat(stage), microbatches, part)
 
 
@@ -103,7 +103,7 @@ def listed(
     part: int = 0,
     moved: str | None = None,
 ) -> list[Action]:
-    """The actions of these kinds, stages and microbatches, one of each for an action; all move one object, or none."""
+    """The actions of these kinds, stages and microbatches, place by place; all move one object, or none."""
     empty = repeat(None)
     fields = kinds, stages, microbatches, repeat(part), empty, repeat(moved), empty, repeat(())
     return list(map(from_fields, zip(*fields, strict=False)))
@@ -139,7 +139,7 @@ def parse(token: str) -> Action:
     """The action a token stands for.
 
     Raises:
-        ValueError: if any character of the token is left over, or its kind lacks or does not take a field.
+        ValueError: if a character of the token is left over, or if its kind lacks a field or takes none of that name.
     """
     if token.startswith("("):
         return _parse_overlap(token)
@@ -201,7 +201,7 @@ def parts_of(action: Action) -> tuple[Action, ...]:
 
 
 def receive_of(send: Action) -> Action:
-    """The action that a SEND's peer runs: the RECV of the next stage, forward, or of the one below, backward."""
+    """The RECV that a SEND's peer runs: of the stage above for SEND_F, of the stage below for SEND_B."""
     kind, step = (Kind.RECV_F, 1) if send.kind is Kind.SEND_F else (Kind.RECV_B, -1)
     return Action(kind, send.stage + step, send.microbatch, send.part)
 
@@ -213,14 +213,14 @@ _OF_CODE = list(Kind)  # which count from 0
 
 
 class PlainRow(Sequence[Action]):
-    """Actions that name a kind, a stage, a microbatch and perhaps an object that all move; equal to the tuple of them.
+    """Actions with a kind, a stage and a microbatch that all move one object, or none; equal to the tuple of them.
 
-    Checks and simulation of large schedules read the columns (`rpbench.sim.columns`); actions are made when they are
-    asked for: making 262,144 of them takes longer than checking and timing them.
+    Checks and simulation of large schedules read the columns (`rpbench.sim.columns`). Actions are made on first use:
+    making 262,144 of them takes longer than checking and timing them.
 
     Args:
         columns: kind, stage and microbatch of each action, three arrays of one length.
-        moved: the object that they name.
+        moved: the object that they move.
     """
 
     __slots__ = ("_actions", "columns", "moved")
@@ -278,30 +278,30 @@ class PlainRow(Sequence[Action]):
 
 
 def plain(kind: Kind, stages: int | Sequence[int], microbatches: Sequence[int], moved: str | None = None) -> PlainRow:
-    """Actions of a kind, one for each microbatch, all of one stage or each of its own; all move one object, or none."""
+    """Actions of a kind, one for each microbatch; `stages` is one stage for all, or one stage for each."""
     numbers = array("i", microbatches)
     at = array("i", [stages]) * len(numbers) if isinstance(stages, int) else array("i", stages)
     return PlainRow(array("i", [kind]) * len(numbers), at, numbers, moved=moved)
 
 
 def plain_of(row: Sequence[Action]) -> PlainRow:
-    """Actions of which none names more than kind, stage and microbatch."""
+    """The row of some actions, none of which names more than kind, stage and microbatch."""
     if isinstance(row, PlainRow):
         return row
     return PlainRow(*(array("i", map(itemgetter(field), row)) for field in range(3)))
 
 
 def joined(rows: Sequence[PlainRow]) -> PlainRow:
-    """One row after another, of which all move the same."""
+    """Several rows as one; all move the same object, or none."""
     columns = zip(*(row.columns for row in rows), strict=True)
     return PlainRow(*(reduce(iadd, column, array("i")) for column in columns), moved=rows[0].moved)
 
 
 def in_turn(first: PlainRow, second: PlainRow, num_ahead: int) -> PlainRow:
-    """`num_ahead` of the first, then one of the first and one of the second in turn, then what is left of the second.
+    """`num_ahead` actions of the first row, then one of each row in turn, then the rest of the second row.
 
     Raises:
-        ValueError: if they are not as many.
+        ValueError: if the rows differ in length.
     """
     if len(second) != len(first):
         raise ValueError(f"{len(first)} and {len(second)} actions: as many of both go in turn")

@@ -1,4 +1,4 @@
-"""Analysis: what a schedule's checks, costs, simulator and engine ask of it, each found once, when first asked for."""
+"""Analysis: what checks, costs, simulator and engine need to know of a schedule, each computed once, on first use."""
 
 from functools import cached_property
 
@@ -14,9 +14,9 @@ from rpbench.ir.waits.visits import Visit, visits_of
 
 
 class Analysis:
-    """A schedule and what follows from it. Whoever needs any of it is handed this, and makes none of it again.
+    """A schedule and what follows from it; pass this on instead of computing any of it again.
 
-    Raises (each when it is first asked for):
+    Raises (each on first use):
         ScheduleError: by `index` for indices out of range or an action that stands twice; by `moves` for transfers that
             match nothing; by `rounds` if no rank can move; by `versions` for a version that is not out.
     """
@@ -36,7 +36,7 @@ class Analysis:
 
     @cached_property
     def moves(self) -> Moves:
-        """Its transfers, matched with what they serve."""
+        """Its transfers, matched with the visits they serve."""
         return Moves(self.index, lambda: self.visits)
 
     @cached_property
@@ -46,7 +46,7 @@ class Analysis:
 
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
-        """For each action those it waits for, transfers among them, without the ones its lane puts before it."""
+        """For each action those it waits for, transfers included, without those that its lane puts before it anyway."""
         return all_producers(self.index, self.transfer_edges)
 
     @cached_property
@@ -78,7 +78,7 @@ class Analysis:
 
 
 def analysed(schedule: Schedule | Analysis) -> Analysis:
-    """The analysis of a schedule, or the one that is given."""
+    """The analysis of a schedule; an analysis is returned as it is."""
     return schedule if isinstance(schedule, Analysis) else Analysis(schedule)
 
 
@@ -86,12 +86,11 @@ def replay(schedule: Schedule | Analysis) -> Versions:
     """The versions a schedule's actions read, found by running it.
 
     Actions run in rounds, one of each lane that can move. Without STEP actions nothing is published and one version
-    is kept; what is read follows from the policy's table where that is a function of the step, and is version 0
-    elsewhere.
+    is kept; the version read follows from the policy's table if that is a function of the step, and is 0 otherwise.
 
     Raises:
-        ScheduleError: if the schedule cannot run, reads a version before it is published, or pairs a policy
-            that reads what is newest with separate forward and backward cuts.
+        ScheduleError: if the schedule cannot run, reads a version before it is published, or has a policy that reads
+            the newest version together with separate forward and backward cuts.
     """
     return analysed(schedule).versions
 

@@ -23,13 +23,16 @@ class Hop(NamedTuple):
     receive: Action
 
 
+_hop_of = partial(tuple.__new__, Hop)  # of all fields in their order: there are thousands
+
+
 def hops(index: Index) -> Iterator[Hop]:
     """Every tensor that crosses devices, whether or not the schedule holds actions to move it."""
     return _hops(index, crosses=True)
 
 
 def local_hops(index: Index) -> Iterator[Hop]:
-    """Every tensor that stays on its device and may wait on the host: the next action there does not use it."""
+    """Every tensor that stays on its device and may wait on the host: its user is not the next action."""
     return (
         hop
         for hop in _hops(index, crosses=False)
@@ -38,7 +41,7 @@ def local_hops(index: Index) -> Iterator[Hop]:
 
 
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
-    """Tensors that cross devices, or those that do not: consumers ascending, of each in the order of its needs."""
+    """Tensors that cross devices, or those that do not: by consumer, and for one consumer in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
     overlaps, found = Kind.OVERLAP in index.schedule.kinds, list[tuple[int, int, Hop]]()
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
@@ -73,14 +76,11 @@ def _between(what: tuple[Kind, int], microbatches: Iterable[int], part: int, pee
     return map(from_fields, zip(kind, stage, microbatches, repeat(part), none, none, peers, repeat(()), strict=False))
 
 
-_hop_of = partial(tuple.__new__, Hop)
-
-
 def check_communication(index: Index, *, required: bool = False) -> None:
-    """Check that every tensor that crosses devices has one SEND and one RECV in the right places, and nothing else has.
+    """Check that every tensor that crosses devices has one SEND and one RECV in the right places, and no others stand.
 
     Args:
-        required: refuse a schedule without any; otherwise such a schedule is one that is not lowered yet.
+        required: refuse a schedule without SENDs and RECVs; otherwise it passes, as one that is not lowered yet.
     """
     kinds = [kind for kind in (*SEND, *RECV) if index.holds(kind)]
     if not kinds and not required:
@@ -115,7 +115,7 @@ def check_communication(index: Index, *, required: bool = False) -> None:
 
 
 def _waiting_on_host(index: Index, numbers: set[int]) -> Iterator[int]:
-    """Those SENDs and RECVs whose tensors go to the host and come back to the same device."""
+    """The SENDs and RECVs whose tensors go to the host and come back to the same device."""
     for number in numbers:
         action, lane = index.actions[number], index.lanes[index.lane_of[number]]
         if action.kind in SEND and action.peer == lane.device and lane.name == "d2h":

@@ -1,7 +1,7 @@
-"""StageCosts: the times and sizes a generator may know, where its order depends on them.
+"""StageCosts: the times and sizes of stages, for generators whose order depends on them.
 
-Most orders follow from counts alone. A heuristic or a search needs the time of each stage and what it holds. The
-schedule keeps none of this.
+Most orders follow from counts alone. A heuristic or a search needs the time and the memory of each stage; the schedule
+stores neither.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ class StageCosts:
         hop: of one transfer between devices, in the same unit.
         activations: per stage, held from F on, in any one unit of memory.
         kept_for_weights: per stage, the part of them that is held until W; the rest goes at I.
-        head_forward, head_backward: of a device's shard of the head, where it is cut over the devices.
+        head_forward, head_backward: of a device's shard of the head, if the head is cut over the devices.
         store, load: per stage, of moving all activations of a microbatch to the host and back, in the unit of time;
-            empty where unknown.
-        each: the costs of every microbatch of a step, where they differ; all else is then of their mean, and
-            activations of the largest. Empty where all are alike.
+            empty if unknown.
+        each: the costs of every microbatch of a step; empty if all are alike. Otherwise the other fields hold the mean
+            of all microbatches, and `activations` the largest.
 
     Raises:
         ValueError: if the lists differ in length, or more is kept than there is.
@@ -76,7 +76,7 @@ class StageCosts:
         return tuple(map(sum, zip(self.input_grad, self.weight_grad, strict=True)))
 
     def times(self, num_ranks: int) -> Mapping[Kind, tuple[float, ...]]:
-        """By kind, of every stage, or of every rank's shard of the head."""
+        """Times by kind: of every stage, or of every rank's shard of the head."""
         return {
             Kind.F: self.forward,
             Kind.B: self.backward,

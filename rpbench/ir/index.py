@@ -1,7 +1,7 @@
 """Index: the actions of a schedule by number, where each stands and what each waits for.
 
 Actions are numbered 0, 1, 2, ... in the order of `Schedule.items()`: lane after lane, each from first to
-last. Everything that walks a whole schedule (checks, replay, lowering) works on these numbers.
+last. Checks, replay and lowering work on these numbers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.waits.edges import COUNTED, edges_of, names_versions, stages_updated, window
 from rpbench.ir.waits.edges import GRADIENT as GRADIENT
 
-# Kinds that may stand without a microbatch, as often as it pleases.
+# Kinds that may lack a microbatch and may repeat.
 _ANYWHERE = frozenset(Kind) - COUNTED - STEPPING - {Kind.OVERLAP}
 _UNNAMED = (None, None, None, ())  # no version, object, peer or parts
 
@@ -40,7 +40,7 @@ class Index:
         rollbacks: (backward stage, version) -> number of the ROLLBACK that ends a step made before its VALIDATE.
         validations: version -> number of the VALIDATE of its step.
         rests: (backward stage, version) -> number of the STEP_REST for the window that ends with that version.
-        marked: numbers of the actions that name a version, an object, a peer or parts; most name none.
+        marked: numbers of the actions that name a version, an object, a peer or parts; most actions name none.
 
     Raises:
         ScheduleError: if an index is out of range, or an action stands twice.
@@ -76,7 +76,7 @@ class Index:
                 self._read(lane, actions)
 
     def _read(self, lane: Lane, row: Sequence[Action]) -> None:
-        """Note where the actions of a lane stand."""
+        """Enter the actions of a lane."""
         stages, known, marked = self._stages, self._numbers, self.marked
         num_microbatches, num_parts = self._microbatches, self._parts
         for number, action in enumerate(row, start=lane.start):
@@ -99,7 +99,7 @@ class Index:
                 self._enter(inside, number)
 
     def _read_transfers(self, lane: Lane, row: Sequence[Action]) -> None:
-        """The same of kinds that may stand anywhere: each object is looked at once, for most stand there many times."""
+        """Enter the actions of a lane that has only kinds of `_ANYWHERE`; many places hold one object, read once."""
         distinct = dict(zip(map(id, row), row, strict=True))
         for action in distinct.values():
             kind, stage, microbatch, part = action[:4]
@@ -122,7 +122,7 @@ class Index:
         return kind in self._numbers
 
     def numbers(self, kind: Kind) -> list[int]:
-        """Numbers of the actions of a kind, at `place(stage, microbatch, part)`; -1 where there is none."""
+        """Numbers of the actions of a kind by `place(stage, microbatch, part)`; -1 if there is none."""
         return self._numbers.get(kind) or [-1] * self._size
 
     def place(self, stage: int, microbatch: int, part: int = 0) -> int:
@@ -194,7 +194,7 @@ class Index:
 
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
-        """For each action those it waits for, without those that its lane puts before it anyway."""
+        """For each action those it waits for, without transfers and those that its lane puts before it anyway."""
         found, lane_of = [()] * len(self.actions), self.lane_of  # type: list[tuple[int, ...]], list[int]
         for edges in edges_of(self):
             for producer, number in zip(edges.producers, edges.consumers, strict=True):
@@ -252,7 +252,7 @@ class Index:
         return self.numbers(kind)[self.place(stage, 0) : self.place(stage + 1, 0)]
 
     def published(self, stage: int, version: int) -> int | None:
-        """The action after which a backward stage has a version for good: its ROLLBACK, or else its STEP."""
+        """The action after which a version of a backward stage is final: its ROLLBACK, or else its STEP."""
         return self.rollbacks.get((stage, version), self.steps.get((stage, version)))
 
     def updated_by(self, kind: Kind, stage: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Moved objects: the weights, gradients, states or activations that each action moves over the link of its device."""
+"""Moved objects: the weights, gradients, optimizer states or activations that each action moves over a link."""
 
 from fractions import Fraction
 from functools import cache, partial
@@ -12,11 +12,12 @@ from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import LANES, Moves
 from rpbench.ir.waits.saved_inputs import What
 
-LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
+LINKS = ("h2d", "d2h", "net")  # lanes whose actions use a link
 # All-reduces of a layer: two of its forward; two of its recomputation and two of its backward.
 SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
-# All-reduces of the first stage, whose embedding is cut over the devices: of the rows looked up, in the forward and in
-# its recomputation. Of the last stage: the gradient of the head's input. The head's three numbers a token are left out.
+# Further all-reduces. Of the first stage, whose embedding is cut over the devices: the rows looked up, in the forward
+# and in its recomputation. Of the last stage: the gradient of the head's input. The head's three numbers a token are
+# left out.
 SUMS_OF_EMBEDDING = {Kind.SUM_F: 1, Kind.SUM_B: 1}
 SUMS_OF_HEAD = {Kind.SUM_F: 0, Kind.SUM_B: 1}
 
@@ -24,7 +25,7 @@ _kind_stage_object = itemgetter(0, 1, 5)
 
 
 def carries(schedule: Schedule) -> bool:
-    """Whether anything may use a link or the memory of the host: whether a lane other than compute exists."""
+    """Whether a lane other than compute exists, so that actions may use a link or the host's memory."""
     return any(lane != "compute" for lanes in schedule.lanes for lane in lanes)
 
 
@@ -79,14 +80,14 @@ def _brought(moves: Moves) -> dict[int, Payload]:
 def _of_weights(
     moves: Moves, what: What, stage: int, backward: bool, num_pieces: int, is_local: bool | None = None
 ) -> Payload:
-    """What one piece of a transfer moves; `is_local`: whether it stays on its rank, of moves from device to device."""
+    """The payload of one piece of a transfer; `is_local`: whether a move between ranks stays on one, or None."""
     name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
     share = Fraction(0) if is_local else _share(moves, what, stage) / num_pieces
     return Payload(name, stage, backward, share, LANES[what[0]][0] if is_local is None else "net")
 
 
 def _rest(schedule: Schedule, moves: Moves) -> dict[int, Payload]:
-    """Gradients, weights and steps of the host's part of each stage, where devices step the other part."""
+    """Under a late rest, the gradients, weights and steps of the columns that the host steps."""
     rule, index = schedule.late_rest, moves.index
     if rule is None or not index.steps:
         return {}
@@ -96,7 +97,7 @@ def _rest(schedule: Schedule, moves: Moves) -> dict[int, Payload]:
         share = _share(moves, (Kind.STORE, "G"), visit.stage) * share_moved(rule, visit.step + 1)
         found[transfer.pieces[0]] = Payload("G", visit.stage, True, share, "d2h")
     for (_, stage), numbers in moves.rest_loads.items():
-        for number in numbers:  # whole, as DeepSpeed sends them, although a device uses only its rest
+        for number in numbers:  # DeepSpeed sends all columns, although a device uses only the late ones
             found[number] = Payload("P", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
     for (stage, _), number in index.rests.items():
         found[number] = Payload("O", stage, True, rule.rest, "host")
@@ -141,8 +142,9 @@ def _object_of(action: Action, lane: str) -> str | None:
 def sums_of_ends(kind: Kind, *, along_sequence: bool) -> tuple[Fraction, Fraction]:
     """All-reduces of a forward or a backward at embedding and head.
 
-    With sequence parallelism half of each remains: rows looked up are scattered, in the forward and its recomputation,
-    and their gradient gathered; the head's input is gathered, and its gradient scattered.
+    With sequence parallelism, half an all-reduce is a gather or a scatter: the rows looked up are scattered in the
+    forward and in its recomputation, and their gradient is gathered; the head's input is gathered, and its gradient
+    scattered.
     """
     if not along_sequence:
         return Fraction(SUMS_OF_EMBEDDING[kind]), Fraction(SUMS_OF_HEAD[kind])

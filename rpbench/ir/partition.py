@@ -28,9 +28,9 @@ class Partition:
                 raise ValueError(
                     f"partition {name}={list(counts)}: every stage holds 0 or more layers, at least one stage"
                 )
-        if self.num_layers_forward != self.num_layers - self.num_layers_fused:
+        if sum(self.forward) != self.num_layers - self.num_layers_fused:
             raise ValueError(
-                f"partition covers {self.num_layers_forward} layers forward and {self.num_layers} backward"
+                f"partition covers {sum(self.forward)} layers forward and {self.num_layers} backward"
                 f"{f' ({self.num_layers_fused} fused)' if self.fused else ''}: "
                 "both directions cover the same layers"
             )
@@ -38,10 +38,6 @@ class Partition:
     @property
     def num_layers(self) -> int:
         return sum(self.backward)
-
-    @property
-    def num_layers_forward(self) -> int:
-        return sum(self.forward)
 
     @property
     def num_layers_fused(self) -> int:
@@ -95,7 +91,8 @@ def parse(text: str) -> Partition:
     """The partition a text such as `3-3-4` or `2-2|1-1-2-0*` stands for; the inverse of `str`.
 
     Raises:
-        ValueError: if a count is not a whole number, the two directions cover different layers, or they are too many.
+        ValueError: if a count is not a whole number, if the two directions cover different layers, or if there are too
+            many layers.
     """
     forward, bar, backward = text.partition("|")
     fused = backward.endswith("*")
@@ -117,9 +114,9 @@ def symmetric(counts: tuple[int, ...]) -> Partition:
 
 
 def filled(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The cuts nearest to one without empty stages: an empty stage takes a layer from a stage below or above.
+    """Cuts near this one without empty stages: each empty stage takes a layer from the nearest stage below or above.
 
-    The first and the last stage may have no layers: they hold the embedding and the head.
+    The first and the last stage may stay without layers: they hold the embedding and the head.
     """
     hole = next((stage for stage, layers in enumerate(counts[1:-1], 1) if not layers), None)
     if hole is None:

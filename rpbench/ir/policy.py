@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 
 class Policy(Enum):
-    """t: step of a microbatch; newest: the last version its stage has published when the action runs.
+    """The versions that are read. t: step of a microbatch; newest: the version its stage published last.
 
     | policy     | forward reads       | backward reads     | paper                              |
     | flush      | t                   | the same           | GPipe                              |
@@ -87,7 +87,7 @@ def is_trial(policy: Policy, version: int) -> bool:
 
 
 def versions_averaged(policy: Policy, version: int) -> tuple[int, ...]:
-    """The versions whose windows of microbatches the STEP to a version averages: also the trial's, after a trial."""
+    """The versions whose windows of microbatches a STEP averages: its own and, after a trial, the trial's."""
     return (version - 1, version) if policy is Policy.TRIAL and version % 2 == 0 else (version,)
 
 
@@ -103,7 +103,7 @@ _MOST_STEPS = 10**6  # as many as a run may have
 
 @dataclass(frozen=True)
 class LateRest:
-    """Which columns devices step at once, and when the host steps the others; ValueError for other values than these.
+    """Which columns the devices step at once, and when the host steps the others.
 
     Args:
         topk: the fraction of the columns that devices step, from 0 to 1.
@@ -111,6 +111,9 @@ class LateRest:
         select_interval: steps between choices of columns, a multiple of `update_interval`; 0: one choice.
         overlap: the host steps beside the next interval, and its result comes after that interval.
         num_warmup_steps: first steps, which the host makes for all columns and devices wait for.
+
+    Raises:
+        ValueError: for a value out of these ranges.
     """
 
     topk: float
@@ -146,7 +149,7 @@ class LateRest:
         return 1 - Fraction(str(self.topk))
 
     def chooses(self, version: int) -> bool:
-        """Whether the gradient of the step to a version chooses columns anew; the first choice is one."""
+        """Whether the gradient of the step to a version chooses columns; the first choice counts."""
         behind = version - 1 - self.num_warmup_steps
         if behind == 0:
             return True
@@ -186,7 +189,7 @@ class Boundary(NamedTuple):
     """The end of a window.
 
     Args:
-        version: of the step that ends it.
+        version: of the step that ends the window.
         window: the versions whose gradients the host has added up.
         brings: the version of the boundary whose result comes to the device here; None without one.
     """
@@ -197,7 +200,7 @@ class Boundary(NamedTuple):
 
 
 def boundaries(rule: LateRest, num_steps: int) -> list[Boundary]:
-    """All boundaries of a run, those of the warm-up steps first: windows of one step, settled."""
+    """All boundaries of a run. Those of the warm-up steps come first: each is settled and has a window of one step."""
     first = min(rule.num_warmup_steps, num_steps)
     found = [Boundary(version, range(version, version + 1), version) for version in range(1, first + 1)]
     if rule.all_at_once:
@@ -212,7 +215,7 @@ def boundaries(rule: LateRest, num_steps: int) -> list[Boundary]:
 
 
 def steps_late(rule: LateRest, num_steps: int) -> list[int]:
-    """By step, from 0: the steps between the version its gradient is of and the step that adds the last of it."""
+    """By step, from 0: the number of steps until the last part of its gradient is applied."""
     late = [0] * num_steps
     ends = boundaries(rule, num_steps)
     taken_in = [(end.brings, end.version) for end in ends if end.brings is not None]

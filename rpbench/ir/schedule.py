@@ -17,7 +17,7 @@ from rpbench.ir.policy import LateRest, Policy, check_selective
 LANES = ("compute", "h2d", "d2h", "net", "host")
 ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # option -> objects that live on SSDs
 SCHEMA = "rpbench-schedule 1"
-VISIT_LETTERS = 1024  # of a row, at most, for each visit of a microbatch to a stage; a few actions, and what they move
+VISIT_LETTERS = 1024  # most letters of a row for each visit of a microbatch to a stage: a few actions and transfers
 
 Row = tuple[Action, ...] | PlainRow
 Named = TypeVar("Named", bound=Enum)
@@ -40,8 +40,8 @@ class Shape:
     """The sizes a schedule is made for.
 
     Stages are counted over all ranks. Forward and backward stages differ in number only for schedules that
-    cut the two directions apart. `num_microbatches` is per optimizer step; with `num_steps` above one,
-    microbatches are numbered through: step t holds t * num_microbatches and the ones after it.
+    cut the two directions apart. `num_microbatches` is per optimizer step. Microbatches are numbered through
+    all steps: step t begins with microbatch t * num_microbatches.
     """
 
     num_ranks: int
@@ -53,8 +53,8 @@ class Shape:
     fused: bool = False  # the last backward stage runs forward, loss and backward in one visit
     num_head_shards: int = 0  # shards of the head, one on each device; 0: the last stage holds it whole
     tensor_parallel: bool = False  # parts are shards of every matrix, one on each device, not segments of a sequence
-    outer_replicas: int = 1  # in a mesh, devices that do the same as each rank, that rank counted
-    keeps_every: int = 1  # forwards keep the input of every k-th stage; R makes the inputs of the others again
+    outer_replicas: int = 1  # in a mesh, the devices that do the same work as a rank, that rank included
+    keeps_every: int = 1  # forwards keep the input of every k-th stage; R recomputes the inputs of the others
     sequence_parallel: bool = False  # between tensor-parallel matrices a device has a slice of every sequence
 
     def __post_init__(self) -> None:
@@ -154,8 +154,8 @@ class Schedule:
         weights: bound to a device, or streamed to where the work is.
         placement: per stage the devices that may hold it; empty when nothing is declared.
         partition: the layers behind the stages, when known.
-        told: fields of a record in which a generator that searches describes its result; not compared.
-        late_rest: which columns are stepped at once, and when the others are, under policy selective.
+        told: fields of a record by which a searching generator describes its result; not compared.
+        late_rest: under policy selective, which columns are stepped at once, and when the others are.
         on_ssd: objects that live on SSDs instead of in the host's memory: "O", optimizer state, "OP", weights as well.
     """
 
@@ -165,7 +165,7 @@ class Schedule:
     policy: Policy = Policy.FLUSH
     weights: Weights = Weights.BOUND
     placement: tuple[tuple[int, ...], ...] = ()
-    partition: Partition | None = field(default=None)
+    partition: Partition | None = None
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)
     late_rest: LateRest | None = None
     on_ssd: str = ""
@@ -200,7 +200,7 @@ class Schedule:
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds of its actions; the parts of OVERLAPs are not looked at."""
+        """The kinds of its actions, without the parts of OVERLAPs."""
         return frozenset(kind for _, _, row in self.items() for kind in kinds_of(row))
 
     @cached_property
@@ -212,14 +212,14 @@ class Schedule:
 
     @cached_property
     def moves(self) -> frozenset[tuple[Kind, str]]:
-        """The pairs of kind and object of its actions that name an object."""
+        """The kind and object of every action that names an object."""
         if MOVES.isdisjoint(self.kinds):
             return frozenset()
         return frozenset(chain.from_iterable(_moves_of(row) for _, _, row in self.items()))
 
     @cached_property
     def ends_together(self) -> bool:
-        """Whether every device with the first or the last stage has both, or a part of both."""
+        """Whether every device with the first or the last stage has both, or a shard of both."""
         shape = self.shape
         if shape.num_head_shards or self.weights is Weights.STREAMED:
             return True
@@ -248,13 +248,12 @@ class Schedule:
 
 
 def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
+    given: Any = (("compute", row),)
     if isinstance(row, Mapping):
-        pairs = tuple((lane, _row_of(actions)) for lane, actions in row.items())
+        given = row.items() or (("compute", ()),)
     elif row and not isinstance(row[0], Action):
-        pairs = tuple((lane, _row_of(actions)) for lane, actions in row)  # type: ignore[misc]
-    else:
-        pairs = (("compute", _row_of(row)),)  # type: ignore[arg-type]
-    pairs = pairs or (("compute", ()),)
+        given = row
+    pairs = [(lane, actions if isinstance(actions, PlainRow) else tuple(actions)) for lane, actions in given]
     unknown = [lane for lane, _ in pairs if lane not in LANES]
     if unknown:
         raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
@@ -268,20 +267,19 @@ def _moves_of(row: Row) -> set[tuple[Kind, str]]:
 
 
 def kinds_of(row: Row) -> Set[Kind]:
-    """The kinds of a row's actions; the parts of OVERLAPs are not looked at."""
+    """The kinds of a row's actions, without the parts of OVERLAPs."""
     return row.kinds() if isinstance(row, PlainRow) else set(map(itemgetter(0), row))
 
 
-def _row_of(actions: Iterable[Action]) -> Row:
-    return actions if isinstance(actions, PlainRow) else tuple(actions)
-
-
 def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
-    """Refuse another number of stages than ranks.
+    """Refuse a shape that has not one stage on each rank.
 
     Args:
         name: of the schedule.
-        other: a schedule that takes several stages a rank.
+        other: a schedule that takes several stages a rank, named in the error.
+
+    Raises:
+        ValueError: for another number of stages than ranks.
     """
     if shape.num_stages != shape.num_ranks:
         raise ValueError(
@@ -296,7 +294,7 @@ def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
 
 
 def step_rows(shape: Shape, step: Callable[[int, range], Iterable[Action]]) -> tuple[Row, ...]:
-    """The rows of all ranks: for every optimizer step in turn, `step(rank, microbatches of the step)`."""
+    """The rows of all ranks: `step(rank, microbatches of the step)` of every optimizer step in turn."""
     ranks = range(shape.num_ranks)
     return tuple(tuple(chain.from_iterable(step(rank, batch) for batch in shape.batches)) for rank in ranks)
 

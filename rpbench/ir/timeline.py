@@ -1,4 +1,4 @@
-"""Timeline: when and on which lane each action of a schedule ran; simulator and executors all return one."""
+"""Timeline: when and on which lane each action of a schedule ran; the simulator and all executors return one."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ _HEADER = ["device", "lane", "action", "start_s", "main_s", "end_s", "exposed_s"
 
 
 class Span(NamedTuple):
-    """One action in time, in the units of its timeline; at `main` the recomputation or forward inside it has ended."""
+    """One action in time, in the units of its timeline; a recomputation or forward inside it ends at `main`."""
 
     device: int
     lane: str
@@ -29,13 +29,13 @@ class Span(NamedTuple):
 class Timeline:
     """A schedule and the times of its actions, in the order of `schedule.items()`.
 
-    The sequences (arrays, lists, exact fractions) are kept as given, not copied. They count in seconds, or in a
-    fraction of a second, so that times which are round in milliseconds stay exact.
+    The sequences (arrays, lists, exact fractions) are kept as given, not copied. Their unit is a second or a fraction
+    of it, so that times which are whole milliseconds stay exact.
 
     Args:
         schedule: what ran.
         start: first moment of each action.
-        main: end of a recomputation or forward inside the action; equals `start` where there is none.
+        main: end of a recomputation or forward inside the action; equals `start` if there is none.
         end: last moment of each action.
         exposed: how much later each action started than it would have with free hops.
         comm_total: time of all hops together.
@@ -99,8 +99,8 @@ class Timeline:
     def to_chrome_trace(self) -> dict[str, Any]:
         """The timeline in the Trace Event Format of chrome://tracing and Perfetto; times in microseconds.
 
-        A process is a device and a thread is a lane. A recomputation or forward inside an action is a slice of its own,
-        so slices of a thread never overlap.
+        A process is a device and a thread is a lane. A recomputation or forward inside an action has its own slice, so
+        slices of a thread never overlap.
         """
         events: list[dict[str, Any]] = []
         threads: dict[tuple[int, str], int] = {}

@@ -6,14 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, Kind
-from rpbench.ir.checks.residency import moves_activations
+from rpbench.ir.checks.residency import RELEASE, TAKE, moves_activations
 from rpbench.ir.schedule import Weights
 from rpbench.sim.columns import Ints, among
 from rpbench.sim.graph import COMPILE_FROM, Graph
 from rpbench.sim.kernels import compiled, is_warm, relax
 
-_TAKE = (Kind.F, Kind.FB)
-_RELEASE = (Kind.B, Kind.W, Kind.FB)
 Times = npt.NDArray[np.float64]
 Changes = tuple[Ints, Times, npt.NDArray[np.int64]]  # device, moment, how many more
 
@@ -43,7 +41,7 @@ def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
 def _taking_and_releasing(graph: Graph) -> tuple[Ints, Ints]:
     """The actions that take room for an activation as they begin, and those that make room as they end."""
     kind, _, _, _, owner = graph.columns.plain
-    return owner[among(kind, _TAKE)], owner[among(kind, _RELEASE)]
+    return owner[among(kind, TAKE)], owner[among(kind, RELEASE)]
 
 
 def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:

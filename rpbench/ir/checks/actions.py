@@ -1,11 +1,11 @@
-"""Checks of single actions: each field means something, and the action stands on a device and lane that may run it.
+"""Checks of single actions: each field has a meaning, and the action stands on a device and lane that may run it.
 
 version   STEP, VALIDATE, ROLLBACK and moves of O: the version that the step makes; STEP_REST: the one its window ends
           with; computations, LOAD:P and UNSHARD: the one that is read
-object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A: nothing else is ever moved
+object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A; no other kind moves an object
 peer      SEND and RECV: the rank at the other end; STORE:A and LOAD:A: the rank that holds them; any LOAD and
           STORE: the host
-OVERLAP   holds computations: what changes or moves weights stands in a place of its own
+OVERLAP   holds computations; actions that change or move weights stand alone
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ _NAMES = itemgetter(0, 4, 5, 6, 7)  # kind, version, object, peer and what an OV
 
 
 def check_fields(index: Index) -> None:
-    """Every field that an action names means something."""
-    # A LOAD, STORE or FREE may lack an object; others that name nothing break no rule.
+    """Check that every field that an action names has a meaning for it."""
+    # A LOAD, STORE or FREE may lack its object; other actions that name nothing break no rule.
     moves = not MOVES.isdisjoint(index.schedule.kinds)
     numbers = range(len(index.actions)) if moves else index.marked
     distinct = set(map(_NAMES, map(index.actions.__getitem__, numbers)))  # few, where the actions are many
@@ -56,7 +56,7 @@ def _rules(index: Index, names: tuple) -> Iterator[str]:
         yield from _peer_rules(index, kind, what, peer)
 
 
-# Activations that wait with a partner, weights and gradients that go from rank to rank.
+# Moves between ranks: activations wait with a partner, weights and gradients go on to another rank.
 _BETWEEN_RANKS = ((Kind.STORE, "A"), (Kind.LOAD, "A"), (Kind.LOAD, "P"), (Kind.STORE, "G"))
 
 
@@ -71,7 +71,7 @@ def _peer_rules(index: Index, kind: Kind, what: str | None, peer: int | str) -> 
 
 
 def _check_partners(index: Index) -> None:
-    """Activations that a STORE:A leaves with another rank are loaded from that rank."""
+    """Check that activations which a STORE:A leaves with another rank are loaded from that rank."""
     holder: dict[tuple[int, int | None, int], tuple[int, Action]] = {}
     for number, action in enumerate(index.actions):
         if action.object != "A" or action.kind is Kind.FREE:
@@ -85,7 +85,7 @@ def _check_partners(index: Index) -> None:
 
 
 def _check_takers(index: Index) -> None:
-    """Gradients of a stage go from rank to rank all the way, or all to the host."""
+    """Check that all gradients of a stage go from rank to rank, or all to the host."""
     stores = [
         number for number, action in enumerate(index.actions) if (action.kind, action.object) == (Kind.STORE, "G")
     ]
@@ -100,11 +100,11 @@ def _check_takers(index: Index) -> None:
 
 # --- placement ---
 
-_SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs its share
+_SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs its shard
 
 
 def check_placement(index: Index) -> None:
-    """Compute on the compute lane, on a device that may hold the stage, backward where the forward was."""
+    """Check that computations stand on lane compute of a device that may hold the stage, backward beside forward."""
     _check_lanes(index)
     if index.schedule.placement:
         _check_holders(index)
@@ -153,18 +153,14 @@ def _find_misplaced(index: Index, lane: Lane) -> None:
         for part in parts_of(index.actions[number]):
             holders = _holders(index, part.kind, part.stage)
             if lane.device not in holders:
-                raise _not_placed(index, number, part, holders)
-
-
-def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, ...]) -> ScheduleError:
-    what = f"share {action.stage} of the head" if action.kind in HEAD else f"stage {action.stage}"
-    ranks = " or ".join(map(str, holders))
-    rule = f"{action} stands on rank {index.device(number)}, but {what} is placed on rank {ranks}"
-    return broken(index.schedule, rule, [number], way_out="move it, or change the placement")
+                what = f"share {part.stage} of the head" if part.kind in HEAD else f"stage {part.stage}"
+                ranks = " or ".join(map(str, holders))
+                rule = f"{part} stands on rank {lane.device}, but {what} is placed on rank {ranks}"
+                raise broken(index.schedule, rule, [number], way_out="move it, or change the placement")
 
 
 def _check_shares(index: Index) -> None:
-    """A device works on its own share of every matrix: the part of its number."""
+    """Check that a device works on its own shard of every matrix: the part of its number."""
     for lane in index.lanes:
         found = set(map(itemgetter(0, 3), index.actions[lane.start : lane.stop]))
         elsewhere = {(kind, part) for kind, part in found if kind in _SHARED and part != lane.device}
@@ -178,7 +174,7 @@ def _check_shares(index: Index) -> None:
 
 
 def _check_meetings(index: Index) -> None:
-    """All shares of a backward come in one piece, or all in two: inside each piece the devices meet."""
+    """Check that all shards of a backward are B, or all are I and W: the devices meet inside each of them."""
     numbers, parts = index.numbers(Kind.B), index.shape.num_parts
     for first in range(0, len(numbers), parts):
         shares = [number for number in numbers[first : first + parts] if number >= 0]
@@ -188,14 +184,14 @@ def _check_meetings(index: Index) -> None:
 
 
 def _check_streamed(index: Index) -> None:
-    """Streamed weights have neither segments nor a shared head, whose tensors would bind them to a device."""
+    """Refuse segments and a head in shards: their tensors would bind streamed weights to a device."""
     if index.shape.num_segments > 1 or index.shape.num_head_shards:
         what = "keys and values of segments" if index.shape.num_segments > 1 else "shares of the head"
         raise ScheduleError(f"weights=streamed: {what} stay on their devices, and so does their stage; use bound")
 
 
 def _check_bound(index: Index) -> None:
-    """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
+    """Check that forward, recompute and backward of a stage and microbatch run on one device, which has the weights."""
     if index.shape.separate_cuts:
         first = next(number for number, action in enumerate(index.actions) if action.kind in COMPUTE)
         rule = f"{index.actions[first]} is of a stage whose layers are others in backward, and bound weights stay"
@@ -203,8 +199,8 @@ def _check_bound(index: Index) -> None:
     placement = index.schedule.placement
     if placement and all(len(holders) == 1 for holders in placement) and not index.shape.num_head_shards:
         return  # each stands on the only holder of its stage
-    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, *HEAD)  # share d of the head is stepped with stage d
-    # The parts of a sequence meet on one rank; shares of a matrix are on different ones.
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, *HEAD)  # shard d of the head is stepped with stage d
+    # The parts of a sequence meet on one rank; shards of a matrix are on different ones.
     parts = 1 if index.shape.tensor_parallel else index.shape.num_parts
     rank_of = [index.lanes[place].device for place in index.lane_of]
     home: list[int] = []  # by stage and microbatch, the first action found, or -1
@@ -233,7 +229,7 @@ def _torn(index: Index, first: int, number: int) -> ScheduleError:
 
 def _check_bound_steps(index: Index) -> None:
     for (stage, version), step in index.steps.items():
-        gradients = list(index.gradients(stage, version))
+        gradients = index.gradients(stage, version)
         if index.device(step) not in map(index.device, gradients):
             rank = index.device(step)
             rule = f"{index.actions[step]} stands on rank {rank}, which has no gradient of stage {stage}"

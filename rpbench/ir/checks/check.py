@@ -1,7 +1,7 @@
-"""Checks: a schedule is complete, well placed, free of deadlock, in memory, and reads the right versions.
+"""Checks: a schedule is complete, well placed, free of deadlock, within memory, and reads the right versions.
 
-`check` runs them all. Each raises `ScheduleError` with the smallest counter-example it has: what is wrong,
-the rows around it with the action marked, and a way out where there is one.
+`check` runs them all. Each raises `ScheduleError` with the first action that breaks its rule: the rule, the rows around
+the action, which is marked, and a way out if there is one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,45 +19,42 @@ from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.edges import Rows, edges_of, window
 from rpbench.ir.waits.late_rest import check_late_rest
 
-# Speculation: steps that are taken before overflow and norm are known, and what ends them.
+# Speculation: steps that are taken before overflow and norm of the gradients are known, and the actions that end them.
 #
-#     VALIDATE@v     after every gradient of the step to v, wherever it goes; it stands for all stages
+#     VALIDATE@v     after every gradient of the step to v, transfers included; it stands for all stages
 #     sSTEP@v        with sROLLBACK@v: as soon as the gradient of stage s is there; without: after VALIDATE@v
 #     sROLLBACK@v    after sSTEP@v and VALIDATE@v; forwards that read version v wait for it
 #
-# What a LOAD:P brings between STEP and ROLLBACK may be wrong: ROLLBACK waits for it, and brings it again where it was.
+# The weights that a LOAD:P brings between STEP and ROLLBACK may be wrong: ROLLBACK waits for it, and brings them again
+# if they were.
 
 
 def check_speculation(index: Index) -> None:
-    """Every step that may be taken back is validated, and no other is taken back."""
-    if not {Kind.VALIDATE, Kind.ROLLBACK} & index.schedule.plain_kinds:
+    """Check that every step that may be taken back is validated, and that no other is taken back."""
+    schedule = index.schedule
+    if not {Kind.VALIDATE, Kind.ROLLBACK} & schedule.plain_kinds:
         return
-    for error in _faults(index):
-        raise error
-
-
-def _faults(index: Index) -> Iterator[ScheduleError]:
-    schedule, first = index.schedule, min((*index.validations.values(), *index.rollbacks.values()))
+    first = min((*index.validations.values(), *index.rollbacks.values()))
     if schedule.policy is not Policy.OPTIMISTIC:
         rule = f"{index.actions[first]}: policy {schedule.policy.value} takes no step before it knows that it lasts"
-        yield broken(schedule, rule, [first], way_out="take policy optimistic, or take it out")
+        raise broken(schedule, rule, [first], way_out="take policy optimistic, or take it out")
     for (stage, version), number in index.rollbacks.items():
         step = index.steps.get((stage, version))
         if step is None:
             rule = f"{index.actions[number]} ends a step that is not there"
-            yield broken(schedule, rule, [number], way_out=f"add {stage}STEP@{version}, or take it out")
-        elif index.lane_of[step] != index.lane_of[number]:
+            raise broken(schedule, rule, [number], way_out=f"add {stage}STEP@{version}, or take it out")
+        if index.lane_of[step] != index.lane_of[number]:
             rule = f"{index.actions[number]} stands on another lane than {index.actions[step]}: who steps takes back"
-            yield broken(schedule, rule, [step, number])
+            raise broken(schedule, rule, [step, number])
     for version in range(1, schedule.shape.num_steps + 1):
         if version not in index.validations:
             rule = f"0VALIDATE@{version} is missing: either all steps are validated or none is"
-            yield broken(schedule, rule, [first], way_out="add it behind the last gradient of its step")
+            raise broken(schedule, rule, [first], way_out="add it behind the last gradient of its step")
     for (stage, version), step in index.steps.items():
         look = index.validations[version]
         if (stage, version) not in index.rollbacks and step < look and index.lane_of[step] == index.lane_of[look]:
             rule = f"{index.actions[step]} stands before {index.actions[look]} and nothing takes it back"
-            yield broken(schedule, rule, [step, look], way_out=f"add {stage}ROLLBACK@{version}, or put it behind")
+            raise broken(schedule, rule, [step, look], way_out=f"add {stage}ROLLBACK@{version}, or put it behind")
 
 
 def check(
@@ -70,13 +67,13 @@ def check(
     """Raise unless the schedule can run and means what its shape, placement and policy say.
 
     Args:
-        rendezvous: hold it to the stronger rule that a SEND ends together with its RECV. Every tensor that
-            crosses devices must then have both.
-        max_in_flight: the most chunk activations a device may hold, for all devices or for each of them.
+        rendezvous: check the stronger rule that a SEND ends together with its RECV. Every tensor that crosses
+            devices must then have both.
+        max_in_flight: the most chunk activations a device may hold, one number for all devices or one for each.
         max_versions: the most weight versions a stage may keep.
 
     Returns:
-        The weight versions that its actions read, as `rpbench.ir.checks.versions.replay_in` finds them.
+        The weight versions that its actions read (`rpbench.ir.checks.versions.replay_in`).
 
     Raises:
         ScheduleError: eight lines at most.
@@ -92,7 +89,7 @@ def check(
 
 
 def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) -> Analysis:
-    """The analysis of a schedule that passes every check but those of the order in which its lanes run.
+    """The analysis of a schedule that passes every check except those of the order in which its lanes run.
 
     Raises:
         ScheduleError: as `check`.
@@ -117,7 +114,7 @@ def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) 
 
 
 def _check_size(schedule: Schedule) -> None:
-    """Refuse a shape far larger than the rows before tables of its size are laid out."""
+    """Refuse a shape far larger than the rows, before tables of that size are made."""
     shape = schedule.shape
     for stages, name in ((shape.num_stages, "forward"), (shape.num_backward_stages, "backward")):
         needed = stages * shape.total_microbatches * shape.num_parts
@@ -132,7 +129,7 @@ def _check_size(schedule: Schedule) -> None:
 
 
 def check_complete(index: Index) -> None:
-    """Every stage runs every microbatch forward once, and backward once: as B, or as I and W; no input is missing."""
+    """Check that every stage runs every microbatch forward and backward once (as B, or as I and W), with its inputs."""
     for kind, stage, gap in gaps(index):
         place = index.place(stage, 0) + gap
         if kind is not Kind.B:
@@ -147,8 +144,8 @@ def check_complete(index: Index) -> None:
 
 
 def gaps(rows: Rows) -> Iterator[tuple[Kind, int, int]]:
-    """Kind, stage and place, by microbatch and part, of what is missing, or of a backward that is neither B nor halves;
-    the first of each stage."""
+    """Kind, stage and place (by microbatch and part) of the first gap of each stage: an action that is missing, or a
+    backward that is neither B nor I and W."""
     shape = rows.schedule.shape
     bottom = shape.num_backward_stages - shape.fused
     needed = [(Kind.F, stage) for stage in range(shape.num_stages)]
@@ -183,7 +180,7 @@ def _missing(index: Index, kind: Kind, place: int) -> ScheduleError:
 
 
 def check_overlaps(index: Index) -> None:
-    """The parts of an OVERLAP do not wait for each other."""
+    """Check that the parts of an OVERLAP do not wait for each other."""
     if Kind.OVERLAP not in index.schedule.kinds:
         return
     for edges in edges_of(index):
@@ -199,12 +196,12 @@ def check_overlaps(index: Index) -> None:
 
 
 def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
-    """No device holds more chunk activations than `bound`: one more at F, one less at B or W.
+    """Check that no device holds more chunk activations than `bound`: one more at F, one less at B or W.
 
     Raises:
         ScheduleError: with the row up to the forward that is one too many.
-        ValueError: if the weights are streamed, since activations then leave the device between visits; or if
-            there is not one bound for each device.
+        ValueError: if the weights are streamed, because activations then leave the device between visits; or if the
+            number of bounds is not that of the devices.
     """
     if index.schedule.weights is Weights.STREAMED:
         raise ValueError("max_in_flight counts activations that stay on a device; a streamed schedule keeps none")
@@ -228,7 +225,7 @@ def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
 
 
 def check_windows(index: Index) -> None:
-    """Each STEP adds up the gradients of its own microbatches: all of them, and on its lane no later ones."""
+    """Check that each STEP adds up the gradients of all its own microbatches, and on its lane of no later ones."""
     if index.steps:
         for stage in range(index.shape.num_backward_stages):
             for version in range(1, index.shape.num_steps + 1):
@@ -236,7 +233,7 @@ def check_windows(index: Index) -> None:
 
 
 def _check_window(index: Index, stage: int, version: int) -> None:
-    own = list(index.gradients(stage, version))
+    own = index.gradients(stage, version)
     batch = window(index.shape, version)
     microbatches = f"microbatches {batch.start} to {batch.stop - 1}"
     if (stage, version) not in index.steps:
@@ -256,7 +253,7 @@ def _check_window(index: Index, stage: int, version: int) -> None:
 
 
 def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
-    """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
+    """Check that the versions written on actions are those of a replay, and that no stage keeps over `max_versions`."""
     index, versions = analysis.index, analysis.versions
     for number in index.marked:
         action = index.actions[number]

@@ -1,7 +1,7 @@
 """Whether a schedule can run to its end, and in what order; if not, the ranks that wait for each other.
 
-Two strengths: *buffered*, where a SEND leaves its tensor behind and moves on, and *rendezvous*, where a SEND
-and its RECV end together, so a SEND blocks its lane until the peer has come to the RECV.
+There are two rules. Buffered: a SEND leaves its tensor behind and its lane goes on. Rendezvous: a SEND and its RECV end
+together, so a SEND blocks its lane until the peer has come to the RECV.
 """
 
 from collections import deque
@@ -19,11 +19,11 @@ Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for
 def execution_order(index: Index, producers: Producers) -> list[int]:
     """The actions in an order in which they can run.
 
-    They are ordered by round: in each round every lane that can moves on by one action, as if all took the
-    same time. Actions of one round stand in the order of their numbers.
+    They are ordered by round: in each round every lane that can move runs one action, as if all took the same
+    time. Actions of one round stand in the order of their numbers.
 
     Raises:
-        ScheduleError: if no lane can move; it shows a shortest circle of lanes that wait for each other.
+        ScheduleError: if no lane can move; it shows a shortest cycle of lanes that wait for each other.
     """
     return in_rounds(execution_rounds(index, producers))
 
@@ -46,7 +46,7 @@ def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = F
 
 
 def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
-    """The slots, from 1, in which each action begins and ends, if computations take one and nothing else takes time.
+    """The slots, from 1, in which each action begins and ends, if computations take one slot and the others no time.
 
     Raises:
         ScheduleError: as `execution_rounds`.
@@ -60,7 +60,7 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int], takes:
     """The round of each action.
 
     Args:
-        takes: rounds that each action takes; it is counted by the last, from 1 if it takes none. Empty: one each.
+        takes: rounds that each action takes; the last of them is its round, from 1 if it takes none. Empty: one each.
 
     Raises:
         ScheduleError: if no lane can move.
@@ -112,22 +112,22 @@ def _no_rank_can_move(
         if head < limits.stop:
             needed = [producer for producer in producers[head] if not rounds[producer]]
             waits[lane] = {index.lane_of[other]: other for other in reversed(needed or [partners[head]])}
-    circle = _shortest_circle(waits)
+    cycle = _shortest_cycle(waits)
     notes, needed_by = {}, {}
-    for lane, other in zip(circle, circle[1:] + circle[:1], strict=True):
+    for lane, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
         needed_by[heads[lane]] = index.actions[waits[lane][other]]
         notes[heads[lane]] = f"waits at {index.actions[heads[lane]]} for {needed_by[heads[lane]]}"
     return broken(
         index.schedule,
         "no rank can move",
-        [heads[lane] for lane in circle],
+        [heads[lane] for lane in cycle],
         notes=notes,
         way_out=_way_out(index, needed_by),
     )
 
 
-def _shortest_circle(waits: Mapping[int, Iterable[int]]) -> list[int]:
-    """As few lanes as possible that wait for each other in turn; each in `waits` waits for one in it."""
+def _shortest_cycle(waits: Mapping[int, Iterable[int]]) -> list[int]:
+    """The fewest lanes that wait for each other in a cycle; every lane in `waits` waits for another one there."""
     best: list[int] = []
     for start in waits:
         came_from: dict[int, int] = {}
@@ -139,11 +139,11 @@ def _shortest_circle(waits: Mapping[int, Iterable[int]]) -> list[int]:
                     came_from[other] = lane
                     queue.append(other)
         if start in came_from:
-            circle = [start]
-            while came_from[circle[-1]] != start:
-                circle.append(came_from[circle[-1]])
-            if not best or len(circle) < len(best):
-                best = [start, *reversed(circle[1:])]
+            cycle = [start]
+            while came_from[cycle[-1]] != start:
+                cycle.append(came_from[cycle[-1]])
+            if not best or len(cycle) < len(best):
+                best = [start, *reversed(cycle[1:])]
     return best
 
 

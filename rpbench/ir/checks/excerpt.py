@@ -1,4 +1,4 @@
-"""Excerpts of a schedule for error messages: the rows that matter, actions marked as in `0F0 >0B0< 0B1`."""
+"""Excerpts of a schedule for error messages: the rows around some actions, which are marked as in `0F0 >0B0< 0B1`."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,22 +22,22 @@ def broken(
 
     Args:
         numbers: the actions to mark, counted over `schedule.items()`.
-        way_out: a last line, where there is one.
-        notes: for a marked action, words to stand between its rank and its row.
+        way_out: a last line; empty for none.
+        notes: number of a marked action -> words between its rank and its row.
     """
     lines = [rule, *marked_rows(schedule, numbers, notes or {})]
     return ScheduleError("\n".join([*lines, f"  {way_out}"] if way_out else lines))
 
 
 def marked_rows(schedule: Schedule, numbers: Iterable[int], notes: Mapping[int, str]) -> list[str]:
-    """One line for each row that holds one of the actions, `MAX_ROWS` of them at most."""
+    """One line for each row with one of the actions, `MAX_ROWS` lines at most."""
     lanes = list(schedule.items())
     starts = [0]
     for _, _, row in lanes:
         starts.append(starts[-1] + len(row))
     marks: dict[int, list[int]] = {}
     for number in numbers:
-        # of lanes that start at one number, all but the last are empty
+        # If several lanes start at one number, all but the last are empty.
         lane = bisect_right(starts, number) - 1
         marks.setdefault(lane, []).append(number)
 

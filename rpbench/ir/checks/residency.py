@@ -1,7 +1,7 @@
 """Residency: how many stage activations each device holds while a schedule runs that moves some of them elsewhere.
 
 The count comes from a replay in which every computation takes one slot and transfers take none, so that it depends on
-the order alone. Where a transfer is still under way when the next forward begins, its device holds one more.
+the order alone. A device holds one more if a transfer is still under way when the next forward begins.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from rpbench.ir.checks.deadlock import Producers, slots_of
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Weights
 
-_TAKE = frozenset({Kind.F, Kind.FB})
-_RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
+TAKE = frozenset({Kind.F, Kind.FB})  # kinds that take room for a stage activation as they begin
+RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})  # kinds that make room as they end
 
 
 def moves_activations(schedule: Schedule) -> bool:
@@ -31,15 +31,15 @@ def stays_on_devices(schedule: Schedule) -> bool:
 
 
 def inputs_stay(schedule: Schedule) -> bool:
-    """Whether weights are streamed, and the few inputs that forwards keep stay: others take all to the host."""
+    """Whether weights are streamed and the few inputs that forwards keep stay on the device, not on the host."""
     return schedule.weights is Weights.STREAMED and schedule.shape.keeps_every > 1
 
 
 def peak_kept_inputs(schedule: Schedule, device: int) -> int:
-    """The most inputs that a device keeps for backwards, that of the head included, where they stay there.
+    """The most inputs that a device keeps for backwards, that of the head included, if inputs stay on it.
 
-    The first stage has the tokens. A forward keeps the input of one stage in `Shape.keeps_every`, and R makes that of
-    the stage above.
+    The input of the first stage is the tokens, which do not count. Forwards keep the input of every k-th stage
+    (`Shape.keeps_every`), and R makes the input of the stage above.
     """
     every, top = schedule.shape.keeps_every, schedule.shape.num_stages - 1
     held = most = 0
@@ -56,9 +56,9 @@ def peak_kept_inputs(schedule: Schedule, device: int) -> int:
 
 
 def prefetch_depth(schedule: Schedule) -> int:
-    """The most stages whose weights a device has beside the one that runs; 1 where nothing says when they come.
+    """The most stages whose weights a device has beside those of the running stage; 1 without any LOAD:P.
 
-    Every LOAD:P counts once, however many its pieces, until its FREE:P.
+    Every LOAD:P counts once, with all its pieces, until its FREE:P.
     """
     held = most = 0
     for _, lane, row in schedule.items():
@@ -72,10 +72,10 @@ def prefetch_depth(schedule: Schedule) -> int:
 
 
 def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, ...]]]:
-    """Per device, how many microbatches of each stage it holds at its moments, every combination once.
+    """Per device, how many microbatches of each stage it holds at any one time, every combination once.
 
-    A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
-    STORE:A. A partner named as peer holds them from the STORE:A to the LOAD:A.
+    A forward and a LOAD:A take room as they begin. A backward makes room as it ends, and so does the FREE:A behind a
+    STORE:A. A partner named as peer holds activations from the STORE:A to the LOAD:A.
 
     Raises:
         ScheduleError: if the schedule cannot run.
@@ -91,14 +91,14 @@ def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, .
 
 
 def _changes(index: Index, producers: Producers) -> Iterator[tuple[int, int, int, int]]:
-    """(slot, change, device, stage): what is let go in a slot makes room for others."""
+    """(slot, change, device, stage); sorted, the releases of a slot come before what takes room in it."""
     starts, ends = slots_of(index, producers)
     for device, lane, first, stop in index.lanes:
         for action, begin, end in zip(index.actions[first:stop], starts[first:stop], ends[first:stop], strict=True):
             for part in action.sub or (action,):
-                if part[0] in _TAKE:
+                if part[0] in TAKE:
                     yield begin, 1, device, part[1]
-                if part[0] in _RELEASE:
+                if part[0] in RELEASE:
                     yield end, -1, device, part[1]
             if action.object == "A":
                 if action.kind is Kind.FREE and lane == "d2h":
@@ -110,15 +110,15 @@ def _changes(index: Index, producers: Producers) -> Iterator[tuple[int, int, int
 
 
 def turns_at_once(schedule: Schedule) -> bool:
-    """Whether, on its lane, its own backward directly follows every forward of the last stage, as in 1F1B.
+    """Whether every forward of the last stage is directly followed by its own backward, as in 1F1B.
 
-    The activations of the forward can then stay for the backward: that holds no more than recomputing them would.
-    Elsewhere one stage's activations of every microbatch in flight would stay.
+    The activations of the forward can then stay for the backward: that holds no more than recomputing them would. In
+    another order the last stage's activations of every microbatch in flight would stay.
 
         device 0   0F0 0F1     0B0 0F2     0B1      0B2
         device 1       1F0 1B0     1F1 1B1      ...
 
-    Only where both directions have the same last stage and sequences are whole.
+    False if the directions have different last stages, or if sequences are cut in parts.
     """
     shape, partition = schedule.shape, schedule.partition
     if shape.fused or shape.num_parts > 1 or (partition and partition.forward[-1] != partition.backward[-1]):

@@ -1,6 +1,6 @@
-"""Versions: which weights each action reads, how stale they are and how many are kept, measured by replaying an order.
+"""Versions: which weights each action reads, how stale they are and how many are kept, found by replaying an order.
 
-`lane_reads` finds the same without a replay, where every stage steps on the lane that computes it: the steps before an
+`lane_reads` finds the same without a replay if every stage steps on the lane that computes it: the steps before an
 action in its own lane tell the newest version there. It checks the replay, and an engine's run.
 """
 
@@ -20,8 +20,8 @@ from rpbench.ir.waits.edges import names_versions, version_read
 
 _READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
 _SAME_AS_FORWARD = frozenset({Policy.STASH, Policy.VERTICAL})  # backward reads the version of its forward
-# Parts of one backward, which all read the version that the first of them reads: B goes through the graph that R makes,
-# and W finishes what I leaves.
+# All parts of one backward read the version that the first of them reads: B goes through the graph that R makes, and W
+# finishes what I leaves.
 _BACKWARDS = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
 
 
@@ -30,9 +30,9 @@ class Versions:
     """The result of a replay. A version is the number of optimizer steps the weights have seen.
 
     Args:
-        read: per action, in the order of `schedule.items()`, the version it reads (the first part's, in an
-            OVERLAP); None for actions that read no weights.
-        together: (number, part) -> version, for every part of an OVERLAP; parts may read different ones.
+        read: per action, in the order of `schedule.items()`, the version it reads (of an OVERLAP, the first part's);
+            None for actions that read no weights.
+        together: (number, part) -> version, for every part of an OVERLAP; parts may read different versions.
         published: per backward stage, the version after the last step.
         staleness_steps: per (backward stage, microbatch), the steps published between the version its forward
             reads and the step that adds its gradient. With separate cuts, counted from its backward.
@@ -64,15 +64,15 @@ class Versions:
 
 
 def replay_in(index: Index, rounds: Sequence[int]) -> Versions:
-    """The versions read by a schedule with steps whose actions run in these rounds, at most one of each lane in each.
+    """The versions that a schedule with steps reads if its actions run in these rounds.
 
-    Other durations may give other versions, if the policy reads the newest one and steps stand on a lane of their own.
+    Other durations may give other versions if the policy reads the newest one and steps stand on a lane of their own.
     """
     return _Replay(index).run(in_rounds(rounds))
 
 
 def implied_versions(schedule: Schedule) -> Versions:
-    """The versions of a schedule without steps, from the policy's table."""
+    """The versions that a schedule without steps reads, from the policy's table."""
     shape, behind = schedule.shape, STEPS_BEHIND.get(schedule.policy)
     windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]
     reads = [0 if behind is None else max(0, window - behind) for window in windows]
@@ -92,7 +92,7 @@ def implied_versions(schedule: Schedule) -> Versions:
 
 
 def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
-    """The version that each action of a row reads; `reads` has that of each microbatch."""
+    """The version that each action of a row reads; `reads` has the version of each microbatch."""
     kinds = kinds_of(row)
     if kinds.isdisjoint(COMPUTE):
         return repeat(None, len(row))
@@ -105,7 +105,7 @@ def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
 
 
 def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:
-    """The same of the parts of OVERLAPs."""
+    """(number, part) -> the version that a part of an OVERLAP reads; empty if all read version 0."""
     if Kind.OVERLAP not in schedule.kinds or not any(reads):
         return {}
     numbered = enumerate(action for _, _, row in schedule.items() for action in row)
@@ -233,7 +233,7 @@ class _Replay:
                 )
 
     def _live(self, stage: int) -> int:
-        """The most versions of a stage that are kept at one tick; one that goes then makes room for one that comes."""
+        """The most versions of a stage that are kept at one tick; a version dropped then makes room for a new one."""
         return max(accumulate(change for _, change in sorted(self._changes(stage))))
 
     def _changes(self, stage: int) -> Iterator[tuple[int, int]]:
@@ -266,7 +266,7 @@ class LaneReads(NamedTuple):
 
 
 def lane_reads(schedule: Schedule) -> LaneReads:
-    """The versions every stage reads for every microbatch, found in each lane by itself.
+    """The versions every stage reads for every microbatch, found from each lane alone.
 
     Raises:
         ScheduleError: if they depend on the progress of other lanes, or the schedule cuts sequences in parts.
@@ -290,7 +290,7 @@ def lane_reads(schedule: Schedule) -> LaneReads:
             found.forward[stage, microbatch] = found.forward[stage, first]
     if schedule.policy is Policy.VERTICAL:
         for stage, microbatch in found.forward:
-            found.forward[stage, microbatch] = found.forward[0, microbatch]  # the replay sees that it is out by then
+            found.forward[stage, microbatch] = found.forward[0, microbatch]  # the replay checks that it is published
     if schedule.policy in _SAME_AS_FORWARD:
         found.backward.update(found.forward)
     return found
@@ -306,7 +306,7 @@ def check_settled(schedule: Schedule, versions: Versions) -> None:
         versions: as replayed.
 
     Raises:
-        ScheduleError: where durations would decide, or at the first action whose versions differ.
+        ScheduleError: if durations would decide, or at the first action whose versions differ.
     """
     if schedule.policy not in ASYNCHRONOUS or Kind.STEP not in schedule.kinds:
         return
@@ -357,10 +357,10 @@ def _steps_elsewhere(schedule: Schedule) -> bool:
 
 
 def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
-    """Note the newest version before each action of a lane: that of the last step that stands before it.
+    """Note the newest version before each action of a lane: that of the last step before it.
 
-    The step that adds up the gradients of all replicas may stand in another lane; a replica then has its version after
-    its own last gradient.
+    The step that adds up the gradients of all replicas may stand in another lane; a replica then has the step's version
+    after its own last gradient.
     """
     newest: dict[int, int] = {}
     last_gradients = _last_gradients(schedule, row) if names_versions(schedule) else {}
