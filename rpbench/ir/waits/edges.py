@@ -1,4 +1,4 @@
-"""Edges: what every action of a schedule waits for. A schedule stores none: they follow from its shape and policy.
+"""Edges: the actions that every action waits for. A schedule stores none: they follow from its shape and policy.
 
     F(s)  after F(s-1)                        W(s)  after I(s)
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
@@ -17,10 +17,10 @@ If a schedule has communication actions, RECV replaces the neighbour's action an
 backward are cut apart, a backward stage waits for the last forward stage and for the backward stage above; only the
 topmost of them gets a tensor from the last forward stage.
 
-`edges_of` derives the edges of all microbatches of a stage at a time. A row holds the numbers of the actions of one
-kind, stage and part by microbatch, or of a STEP, VALIDATE or ROLLBACK by version; -1 stands where there is none. The
-rows of an index are lists, which a browser can read as well, those of `rpbench.sim.columns` arrays. Transfers add edges
-of their own: `rpbench.ir.waits.moves`.
+`edges_of` derives the edges of all microbatches of a stage together. A row holds the numbers of the actions of one
+kind, stage and part by microbatch, or of a STEP, VALIDATE or ROLLBACK by version; -1 means that there is none. The rows
+of an index are lists, so that a browser without numpy can use them; those of `rpbench.sim.columns` are arrays.
+Transfers add edges of their own: `rpbench.ir.waits.moves`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -40,7 +40,7 @@ Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (a version for STEPP
 
 
 class Need(NamedTuple):
-    """One thing an action waits for: the first of `options` that the schedule holds for its microbatch."""
+    """One action that another waits for: the first of `options` that the schedule holds for its microbatch."""
 
     options: tuple[tuple[Kind, int], ...]  # (kind, stage), best first
     input: str  # "activation", "gradient", or "order" when no tensor moves
@@ -55,7 +55,7 @@ def key(action: Action) -> Key:
 
 @lru_cache(maxsize=1 << 14)  # enough for a few shapes; a sweep asks for many
 def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
-    """The needs of an action of this kind, stage and part within its own microbatch."""
+    """The actions of its own microbatch that an action of this kind, stage and part waits for."""
     rule = (_TENSOR_RULES if shape.tensor_parallel else _RULES).get(kind)
     return tuple(rule(shape, stage, part)) if rule else ()
 
@@ -100,7 +100,7 @@ def _recompute(shape: Shape, stage: int, part: int) -> Iterator[Need]:
 
 
 def _made_again(shape: Shape, stage: int) -> Iterator[Need]:
-    """An input that no forward has kept is made by the recomputation of the stage below."""
+    """The recomputation of the stage below, if that makes the input because no forward has kept it."""
     if stage % shape.keeps_every:
         yield Need(((Kind.R, stage - 1),), "order")
 
@@ -142,7 +142,7 @@ _RULES: dict[Kind, Rule] = {
 
 
 def _of_all(shape: Shape, part: int, *options: tuple[Kind, int]) -> Iterator[Need]:
-    """The shards of all devices. Their sum is on every device afterwards, so no tensor is sent."""
+    """The shards of all devices. Their sum is then on every device, so no tensor is sent."""
     yield from (Need(options, "order", other - part) for other in range(shape.num_parts))
 
 
@@ -184,7 +184,7 @@ def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) 
     """The version a forward must read; None if the policy reads the newest one.
 
     Args:
-        stage: of that forward; only policy cyclic, whose workers begin one after another, tells stages apart.
+        stage: of that forward; only policy cyclic, whose workers begin one after another, depends on it.
     """
     step, place = divmod(microbatch, shape.num_microbatches)
     behind = STEPS_BEHIND.get(policy)
@@ -196,7 +196,7 @@ def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) 
 def names_versions(schedule: Schedule) -> bool:
     """Whether forwards name the version they read, and wait for the step that publishes it.
 
-    They do if a stage has replicas and steps while microbatches are under way: the step stands in the lane of one
+    They do if a stage has replicas and steps while microbatches are under way. The step stands in the lane of one
     replica, so the order of the other lanes does not tell the newest version.
     """
     return schedule.policy in ASYNCHRONOUS and any(len(holders) > 1 for holders in schedule.placement)
@@ -257,7 +257,7 @@ class Edges(NamedTuple):
 
 
 def edges_of(rows: Rows, *, receives: bool = True) -> Iterator[Edges]:
-    """All edges but those of transfers; without `receives`, consumers wait for the producer behind each RECV."""
+    """All edges except those of transfers; without `receives`, consumers wait for the producer behind each RECV."""
     shape = rows.schedule.shape
     stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
     for kind in rows.kinds:
@@ -282,29 +282,29 @@ def _edges_of_steps(rows: Rows) -> Iterator[Edges]:
     """Edges into and out of optimizer steps.
 
     A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
-    publishes the version its policy reads. How steps made ahead end: `rpbench.ir.checks.check`.
+    publishes the version its policy reads. How a ROLLBACK ends a step: `rpbench.ir.checks.check`.
     """
     shape = rows.schedule.shape
     last, num = shape.num_steps, shape.total_microbatches
-    window = rows.indices([1 + microbatch // shape.num_microbatches for microbatch in range(num)])
-    looks = rows.row(Kind.VALIDATE, 0)
-    published: dict[int, Row] = {}  # by stage, the actions after which it has a version for good
+    version_of = rows.indices([1 + microbatch // shape.num_microbatches for microbatch in range(num)])
+    validations = rows.row(Kind.VALIDATE, 0)
+    published: dict[int, Row] = {}  # by stage, the actions after which a version is final
     for stage in range(shape.num_backward_stages):
         steps, ends = rows.row(Kind.STEP, stage), rows.row(Kind.ROLLBACK, stage)
         if steps is None:
             continue
         published[stage] = steps if ends is None else rows.first([ends, steps])
-        if looks is not None:
-            yield Edges(Kind.STEP, stage, 0, looks, published[stage], "order")
+        if validations is not None:
+            yield Edges(Kind.STEP, stage, 0, validations, published[stage], "order")
         if ends is not None:
             yield Edges(Kind.ROLLBACK, stage, 0, steps, ends, "order")
         yield Edges(Kind.STEP, stage, 0, published[stage][1:last], steps[2 : last + 1], "order")
         for kind, part in ((kind, part) for kind in GRADIENT for part in range(shape.num_parts)):
             gradients = rows.row(kind, stage, part)
             if gradients is not None:
-                yield Edges(Kind.STEP, stage, 0, gradients[:num], rows.take(steps, window), "order")
-                if looks is not None:
-                    yield Edges(Kind.VALIDATE, 0, 0, gradients[:num], rows.take(looks, window), "order")
+                yield Edges(Kind.STEP, stage, 0, gradients[:num], rows.take(steps, version_of), "order")
+                if validations is not None:
+                    yield Edges(Kind.VALIDATE, 0, 0, gradients[:num], rows.take(validations, version_of), "order")
     for kind, stage in [
         *((Kind.F, stage) for stage in range(shape.num_stages)),
         (Kind.FB, shape.num_backward_stages - 1),
@@ -337,6 +337,6 @@ def _versions_read(rows: Rows, kind: Kind, stage: int, readers: Row) -> Any | No
 
 
 def _named(action: Action, stage: int) -> int:
-    """The version that a forward names, which may be a part of an OVERLAP."""
+    """The version that a forward names; it may be a part of the given OVERLAP."""
     parts = (part for part in parts_of(action) if part.kind is Kind.F and part.stage == stage)
     return max((part.version or 0 for part in parts), default=0)

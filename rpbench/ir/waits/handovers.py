@@ -1,7 +1,7 @@
 """Handovers: weights and gradients that go from device to device instead of from and to the host.
 
-    sLOAD:P>q    the device takes a copy of stage s from rank q: the one that q has loaded for an earlier microbatch of
-                 the same direction, or for the step before if that has the version read. If q has loaded none, it is
+    sLOAD:P>q    the device takes a copy of stage s from rank q: the copy that q has loaded for an earlier microbatch of
+                 the same direction, or for the step before if that has the version read. If q has loaded none, q is
                  the home of the stage and gives the weights it keeps
     sSTORE:G>q   the device adds its gradient of stage s to the sum it has received, and sends the sum to rank q
 
@@ -14,7 +14,7 @@ takes copies from such a home is a relay: its k-th copy in a step serves the k-t
 
 Gradients of a step go one of two ways:
 
-    round      one sum visits all microbatches in their order; each sends it to the rank of the next      (WeiPipe)
+    round      one sum goes through all microbatches in order; each sends it to the rank of the next      (WeiPipe)
     in groups  ranks send to the home, or to a rank that sends to the home for the same visit of its own  (TawPipe)
 """
 
@@ -31,7 +31,7 @@ from rpbench.ir.waits.visits import Transfer, first_of
 
 
 class GroupSum(NamedTuple):
-    """A sum that goes home: the STORE:G>q that bring its parts, by microbatch, and the one that sends the sum."""
+    """A sum that goes home: the STORE:G>q of its parts, by microbatch, and the one among them that sends the sum."""
 
     parts: tuple[Transfer, ...]
     last: Transfer
@@ -48,7 +48,7 @@ class Handovers:
         edges: (producer, consumer) by number.
         origins: number of a LOAD:P>q -> the transfer whose copy it takes; None: the weights that rank q keeps.
         homes: stage -> the rank that keeps it.
-        carried: (stage, step) -> the STORE:G>q that carry its sum round, in order.
+        carried: (stage, step) -> the STORE:G>q that send its sum from rank to rank, in order.
         grouped: (stage, step) -> the sums that go home, in the order of their first microbatches.
 
     Raises:
@@ -102,7 +102,7 @@ class Handovers:
     def _find_origin(
         self, load: Transfer, place: int, on_rank: Mapping[tuple[int, int, bool, int], Sequence[Transfer]]
     ) -> None:
-        """Find whose copy a load takes; `place` counts it among those of its device, stage, direction and step."""
+        """Find the copy that a load takes; `place` counts it among those of its device, stage, direction and step."""
         number, visit, origin = load.pieces[0], load.visits[0], None
         rank = self.peer(number)
         assert rank is not None
@@ -115,9 +115,9 @@ class Handovers:
             else:
                 microbatches = self._microbatches.get((rank, *of_visit), [])
                 num_earlier = bisect_left(microbatches, self._microbatch(load))
-                if num_earlier:  # the first of the latest
+                if num_earlier:  # the first copy for the latest earlier microbatch
                     origin = there[microbatches.index(microbatches[num_earlier - 1])]
-                if origin is None:
+                else:
                     before = on_rank.get((rank, visit.stage, visit.backward, visit.step - 1), ())
                     origin = next((other for other in reversed(before) if self._reads_the_same(other, load)), None)
         self.origins[number] = origin
@@ -132,7 +132,7 @@ class Handovers:
             raise broken(self._index.schedule, rule, [number], way_out=way_out)
 
     def _reads_the_same(self, one: Transfer, other: Transfer) -> bool:
-        """Whether two transfers of a stage bring the same version, one that is known before the schedule runs."""
+        """Whether two transfers of a stage bring the same version, and it is known before the schedule runs."""
         policy, shape = self._index.schedule.policy, self._index.shape
         read, wanted = (
             version_read(policy, shape, self._microbatch(load), load.visits[0].stage) for load in (one, other)
@@ -147,7 +147,7 @@ class Handovers:
     # --- gradients ---
 
     def _join_sums(self, stage: int, step: int, stores: list[Transfer]) -> None:
-        """Match the sums sent of a stage and step, by microbatch, with the transfers that take them on."""
+        """Match each sum that is sent of a stage and step with the transfer that sends it on; stores by microbatch."""
         apart = next((pair for pair in pairwise(stores) if self._peer_of(pair[0]) != pair[1].visits[0].device), None)
         grouped = self._groups(stage, stores) if apart else None
         if grouped is not None:
@@ -169,7 +169,7 @@ class Handovers:
             raise broken(self._index.schedule, rule, [last])
 
     def _groups(self, stage: int, stores: Sequence[Transfer]) -> list[GroupSum] | None:
-        """The sums that go home, each made of those that one rank sends; None if some gradient does not get home."""
+        """The sums that ranks send home, with their parts; None if a gradient does not get home in one or two moves."""
         step = self._index.steps.get((stage, 1))
         if step is None:
             return None

@@ -4,8 +4,9 @@
     STEP_REST@v    after the STORE:G of its window, STEP@v, the host's step at the boundary before, and its LOAD:P
     LOAD:P@v       after STEP@v and the host's step it brings; before the readers of version v, and before its UNSHARD
 
-A STEP waits for no STORE:G: the columns that a device steps stay there. The order at a boundary is that of DeepSpeed:
-the device has stepped, takes in the host's result, and hands it the next window. The rule itself: `rpbench.ir.policy`.
+A STEP waits for no STORE:G: the columns that a device steps stay on it. The order at a boundary is that of DeepSpeed:
+the device has stepped, takes in the host's result, and hands the next window to the host. The rule itself is in
+`rpbench.ir.policy`.
 """
 
 from collections import defaultdict
@@ -46,7 +47,7 @@ def rest_edges(
     assert index.schedule.late_rest is not None
     ends = boundaries(index.schedule.late_rest, index.shape.num_steps)
     end_of = {version: end.version for end in ends for version in end.window}
-    reduced = _by_stage((transfer.visits[-1], 1, transfer) for transfer in reduces)
+    reduced = _by_stage(reduces, -1, offset=1)
     for transfer in stores:
         stage, version = transfer.visits[-1].stage, transfer.visits[-1].step + 1
         yield from ((number, transfer.pieces[0]) for number in reduced[stage, version])
@@ -57,7 +58,7 @@ def rest_edges(
         done = [host_step(index, stage, end.version) for end in ends]
         yield from ((before, after) for before, after in pairwise(done) if min(before, after) >= 0)
     brings = {end.version: end.brings for end in ends}
-    gathered = _by_stage((transfer.visits[0], 0, transfer) for transfer in gathers)
+    gathered = _by_stage(gathers, 0)
     for (device, stage), numbers in loads.items():
         for number in numbers:
             version = index.actions[number].version or 0
@@ -73,16 +74,17 @@ def rest_edges(
             yield from ((number, reader) for reader in gathered[stage, version] or of_version)
 
 
-def _by_stage(transfers: Iterable[tuple[Visit, int, Transfer]]) -> dict[tuple[int, int], list[int]]:
-    """(stage, step + offset) of a visit -> the numbers of its transfers."""
+def _by_stage(transfers: Iterable[Transfer], place: int, *, offset: int = 0) -> dict[tuple[int, int], list[int]]:
+    """(stage, step + offset) of the visit at a place of each transfer -> the numbers of the transfers."""
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for visit, offset, transfer in transfers:
+    for transfer in transfers:
+        visit = transfer.visits[place]
         found[visit.stage, visit.step + offset].append(transfer.pieces[0])
     return found
 
 
 def check_late_rest(index: Index) -> None:
-    """Check that a late rest goes with policy selective alone, and that all its moves are there, or none."""
+    """Check that a late rest has policy selective, and that a schedule has all moves of the late rest, or none."""
     schedule, rule = index.schedule, index.schedule.late_rest
     try:
         check_selective(schedule.policy, rule)
@@ -132,10 +134,10 @@ def _moved(index: Index) -> Moved:
 
 
 def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: Sequence[int]) -> None:
-    """Check that every device that runs a stage moves a part of it for each of some versions, once.
+    """Check that every device that runs a stage moves a part of it once for each of some versions.
 
     Args:
-        user: of the actions that run it, in one direction.
+        user: kind of the actions that run the stage: F, or B, which stands for W as well.
     """
     first: dict[tuple[int, int], int] = {}  # (device, stage) -> an action that runs it
     for number, action in enumerate(index.actions):
@@ -158,7 +160,7 @@ def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: S
 
 
 def _check_sums(index: Index, moved: Moved) -> None:
-    """Check that all devices that store the gradient of a stage reduce it: its columns are chosen by the sum."""
+    """Check that several devices which store the gradient of a stage reduce it: the sum decides which columns go."""
     storing: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a STORE:G
     for (what, device, stage), numbers in moved.items():
         if what == (Kind.STORE, "G") and numbers:

@@ -12,19 +12,19 @@ A schedule stores no edges; they follow from the actions in its lanes:
     ROLLBACK             after the LOAD:P that brings the version of its step; UNSHARD and later LOAD:P after ROLLBACK
     STORE:A              after the forward that makes the activations a backward stage needs for a microbatch
     LOAD:A               after STORE:A; before the recomputation or backward that reads it
-    FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands; one that only makes
-                         room: `rpbench.ir.waits.saved_inputs`
+    FREE:A               after STORE:A on that lane, after the backward on the lane of LOAD:A; one that only makes room:
+                         `rpbench.ir.waits.saved_inputs`
     LOAD:P>q STORE:G>q   go from device to device: `rpbench.ir.waits.handovers`
     STEP_REST            and its transfers: `rpbench.ir.waits.late_rest`
 
-A buffer is free for the next LOAD when its FREE has run: both stand in one lane, in that order, so the number of
-LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is needed for double buffering.
+A buffer is free for the next LOAD when its FREE has run. Both stand in one lane, in that order, so the number of LOADs
+that a lane runs ahead of its FREEs is the number of buffers. Double buffering needs no other rule.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from itertools import product, repeat
+from itertools import chain, product, repeat
 from operator import itemgetter
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -61,12 +61,12 @@ _transfer_of = partial(tuple.__new__, Transfer)  # of all fields in their order:
 
 
 def has_transfers(schedule: Schedule) -> bool:
-    """Whether a schedule moves anything between host, devices and shards."""
+    """Whether a schedule has actions of `CARRIERS`: moves to or from the host, gathers or reductions."""
     return not CARRIERS.isdisjoint(schedule.kinds)
 
 
 def moves_activations_alone(schedule: Schedule) -> bool:
-    """Whether activations are all that moves beside boundary tensors."""
+    """Whether a schedule moves only activations, apart from boundary tensors."""
     return schedule.kinds & CARRIERS <= MOVES and all(what == "A" for _, what in schedule.moves)
 
 
@@ -76,8 +76,7 @@ class Moves:
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
         transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
-        replicas: stage -> the number of devices that share it, those outside the schedule counted; of stages gathered
-            or reduced.
+        replicas: stage that is gathered or reduced -> the number of devices that share it, also outside the schedule.
         sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there, if loaded.
         handovers: weights and gradients that go from device to device.
         rest_loads: (device, stage) -> its LOAD:P under policy selective, which bring the host's columns.
@@ -113,7 +112,7 @@ class Moves:
         late = index.schedule.late_rest is not None
         brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []
         self.rest_loads = {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in brought}
-        for number in (number for numbers in self.rest_loads.values() for number in numbers):
+        for number in chain.from_iterable(self.rest_loads.values()):
             if index.actions[number].part:
                 raise broken(index.schedule, f"{index.actions[number]} is a piece: a late rest comes whole", [number])
         for arrive, leave in _ARRIVALS:
@@ -130,7 +129,7 @@ class Moves:
         if late and index.steps:
             around = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
             self.edges += rest_edges(index, self.rest_loads, self._visits, *around)
-        del self._visits_of_devices  # it refers to whoever keeps these, a circle that would outlive both
+        del self._visits_of_devices  # it refers to the owner of these moves: a cycle, which keeps both in memory
 
     def moves(self, what: What, stage: int) -> bool:
         """Whether a stage has transfers of a kind."""
@@ -138,7 +137,7 @@ class Moves:
 
     @cached_property
     def _visits(self) -> dict[tuple[int, int], list[Visit]]:
-        """(device, stage) -> visits; not found where only activations and states move."""
+        """(device, stage) -> visits; made on first use, because moves of activations and states need none."""
         found: dict[tuple[int, int], list[Visit]] = defaultdict(list)
         for visits in self._visits_of_devices():
             for visit in visits:
@@ -188,7 +187,7 @@ class Moves:
             self.edges.append((pieces[-1], ends) if early else (ends, pieces[0]))
 
     def _keeps(self, device: int, stage: int) -> bool:
-        """Whether a device runs a stage on the weights it keeps, while others take copies from device to device."""
+        """Whether a device steps a stage on lane compute, and so keeps the weights of which others take copies."""
         step = self.index.steps.get((stage, 1))
         if step is None or stage not in self._handed_on:
             return False
@@ -197,7 +196,7 @@ class Moves:
 
     @cached_property
     def _handed_on(self) -> set[int]:
-        """Stages of which a device takes a copy from another one."""
+        """The stages of which a device takes a copy from another one."""
         what, actions = (Kind.LOAD, "P"), self.index.actions
         return {
             stage
@@ -206,7 +205,7 @@ class Moves:
         }
 
     def _check_whole(self) -> None:
-        """Refuse transfers from device to device of a stage that is in shards: they move whole stages."""
+        """Refuse transfers from device to device of a stage in shards, because they move whole stages."""
         index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
         shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
         for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
@@ -219,7 +218,7 @@ class Moves:
                 raise broken(index.schedule, rule, shown, way_out="one of both for a stage")
 
     def _check_known(self, arrive: What) -> None:
-        """Refuse to bring weights under a policy whose versions do not follow from microbatch and stage."""
+        """Refuse transfers of weights under a policy whose versions do not follow from microbatch and stage."""
         index = self.index
         if index.steps and index.schedule.policy not in KNOWN:
             for (what, _, _), numbers in self._numbers.items():
@@ -229,7 +228,7 @@ class Moves:
                     raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
 
     def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
-        """Check that all visits of one transfer read what it brings: the same layers, in the same version."""
+        """Check that all visits of one transfer read the layers and the version that it brings."""
         index = self.index
         first, known = visits[0], self._versions
         if known and not index.shape.separate_cuts and len({known[visit.step] for visit in visits}) == 1:
@@ -254,7 +253,7 @@ class Moves:
 
     @cached_property
     def _versions(self) -> list[int]:
-        """The version read by step, under policies that read one version in a step; empty under others."""
+        """By step, the version read, under policies that read one version in a step; empty under others."""
         shape, policy = self.index.shape, self.index.schedule.policy
         steps = range(shape.num_steps if policy in STEPS_BEHIND else 0)
         return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in steps]
@@ -315,7 +314,7 @@ class Moves:
             self.edges += pairs(made_by, [transfer.pieces[0] for transfer in transfers])
 
     def _check_equally_often(self, sums: Iterable[Sequence[Transfer]]) -> None:
-        """Check that each REDUCE_GRAD is of one step, and that every replica takes part in each sum of a stage."""
+        """Check that each REDUCE_GRAD belongs to one step, and that every replica takes part in each sum of a stage."""
         replicas: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a REDUCE_GRAD there
         for transfer in (each for one in sums for each in one):
             number, (first, *others) = transfer.pieces[0], transfer.visits
@@ -336,7 +335,7 @@ class Moves:
                 raise broken(self.index.schedule, rule, shown, way_out="reduce equally often on all of them")
 
     def _versions_that_go(self, what: What) -> range | None:
-        """The versions whose gradients move: with a late rest, only those of which the host has a part; None: all."""
+        """The versions whose gradients move; None: all. Under a late rest, those of which the host steps a part."""
         rule = self.index.schedule.late_rest
         if rule is None or what[0] is not Kind.STORE or not self.index.steps:
             return None
@@ -344,7 +343,7 @@ class Moves:
 
     def _match_steps(self, what: What, stage: int, numbers: Sequence[int], groups: Sequence[Sequence[Visit]]) -> None:
         if self.index.schedule.late_rest is not None and what[0] is Kind.STORE:
-            return  # a STEP on a device takes columns that are there
+            return  # a device steps columns that never leave it
         steps, looks = self.index.steps, self.index.validations
         after = {
             version: [number for number in (steps.get((stage, version)), looks.get(version)) if number is not None]
@@ -364,7 +363,7 @@ class Moves:
     def _join(self) -> None:
         """Gathers wait for the loads of their shards; stores wait for the reduction of their gradients.
 
-        The load of a gather's first visit is left to `_join_shards`, which joins it to all of its stage.
+        `_join_shards` joins the load of a gather's first visit to all gathers of its stage.
         """
         for before, after, begin in (
             ((Kind.LOAD, "P"), (Kind.UNSHARD, None), 1),
@@ -402,7 +401,7 @@ class Moves:
             self.edges += product(numbers, [load.end for load in sources.values()])
 
     def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
-        """(stage, version) of the STEPs that make the weights a visit reads; check the version its transfer names."""
+        """(stage, version) of the STEPs that make the weights a visit reads, if its transfer names that version."""
         index = self.index
         version, written = self._version(visit) if index.steps else 0, index.actions[load].version
         if written is not None and written != version:
@@ -418,7 +417,7 @@ class Moves:
         return self._before[key]
 
     def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[tuple[Visit, ...]]:
-        """The visits that each of some transfers of one stage serves."""
+        """By transfer of one stage, the visits that it serves."""
         if len(loads) == len(visits):
             return list(zip(visits, strict=True))
         steps = sorted({visit.step for visit in visits})
@@ -448,7 +447,7 @@ class Moves:
         return [tuple(pieces) for pieces in found]
 
     def _check_used(self, what: What) -> None:
-        """Check that every transfer of this kind is of a stage that its device runs."""
+        """Check that the device of every transfer of this kind runs the stage, or makes a gradient of it."""
         for (found, device, stage), numbers in self._numbers.items():
             if found == what and numbers:
                 visits = self._visits.get((device, stage), [])
@@ -480,7 +479,7 @@ class Moves:
 
 
 def all_producers(index: Index, edges: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """`Index.producers`, and what transfers add to it.
+    """`Index.producers` with the edges of transfers added.
 
     Args:
         edges: (producer, consumer), those of `Moves`.

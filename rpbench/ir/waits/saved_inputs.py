@@ -1,4 +1,4 @@
-"""Saved inputs: STORE:A, LOAD:A and FREE:A of the inputs a backward stage recomputes from, matched with each other."""
+"""Saved inputs: STORE:A, LOAD:A and FREE:A of the inputs that a backward stage recomputes from, and their edges."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ class _Group(NamedTuple):
 def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
     """(producer, consumer) that STORE:A, LOAD:A and FREE:A add.
 
-    A FREE:A on lane d2h ends a STORE:A, one elsewhere a LOAD:A. Where weights are bound, one more may stand on another
-    lane and only make room: the actions after it wait until the activations are gone. After a store it stands on lane
-    compute before the backward, or on lane h2d before the LOAD:A; of activations that never move it stands on lane
-    h2d, and waits for their backward.
+    A FREE:A on lane d2h ends a STORE:A, a FREE:A elsewhere a LOAD:A. If weights are bound, one more FREE:A may stand on
+    another lane and only make room: the actions after it wait until the activations are gone. After a store it stands
+    on lane compute before the backward, or on lane h2d before the LOAD:A. For activations that never move it stands on
+    lane h2d, and waits for their backward.
 
     Args:
         transfers: the numbers of all transfers by kind and object, device and stage.
 
     Raises:
-        ScheduleError: for one that stands twice, or alone.
+        ScheduleError: for a move that stands twice, or that lacks its counterpart.
     """
     parts, actions = index.shape.num_parts, index.actions
     groups = [
@@ -95,7 +95,7 @@ def _ended(index: Index, groups: Sequence[_Group], moved: Moved) -> tuple[Ends, 
 
 
 def _edges_of(index: Index, group: _Group, moved: Moved, ends: dict[int, int]) -> list[tuple[int, int]]:
-    """The edges of the stores or loads of a stage on a device; their FREEs are taken out of `ends`."""
+    """The edges of the stores or loads of a stage on a device; removes their FREEs from `ends`."""
     edges: list[tuple[int, int]] = []
     stored = group.kind is Kind.STORE
     others, users = moved.get((Kind.LOAD if stored else Kind.STORE, group.stage), {}), _Users(index, group)
@@ -181,7 +181,7 @@ def _awaited_for_room(
 
 
 def _spill(index: Index, load: int) -> int:
-    """The SEND of a tensor to the host that a forward of this device read, and its backward loads again; or -1."""
+    """The SEND to the host of a tensor that a forward here has read and its backward loads again; -1 without one."""
     action = index.actions[load]
     stage = keeping_stage(index.schedule, action.stage)
     if not stage or not index.holds(Kind.SEND_F):

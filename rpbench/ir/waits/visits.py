@@ -1,13 +1,13 @@
 """Visits: the unbroken runs of one stage on a device, and the transfers of weights or gradients that serve them.
 
-Transfers name a stage, not a visit; they are matched by order. The transfers of a stage on a device are
+Transfers name a stage, not a visit; they are matched by their order. The transfers of a stage on a device are
 
     one for each visit      0F0 0F1 | 0B0 0B1                      two visits: two LOAD:P, each with its FREE:P
     or one for each step    weights that stay on the device until the optimizer has new ones
     or one for all          weights that are brought once
 
-and the k-th FREE ends the k-th LOAD. A weight may come in pieces, `0LOAD:P 0LOAD:P.1`, which count as one. An R that
-makes the input of another stage (`Shape.keeps_every`) is a visit of its own, whatever follows it.
+The k-th FREE ends the k-th LOAD. Weights may come in pieces, `0LOAD:P 0LOAD:P.1`, which count as one transfer. An R
+that makes the input of another stage (`Shape.keeps_every`) is always a visit of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ _VISITING, _ADDING = COMPUTE - set(HEAD), frozenset(GRADIENT)
 
 
 class Visit(NamedTuple):
-    """A stage that runs on a device for some microbatches of one step in a row.
+    """A stage that runs on a device for some microbatches of one step, with no other stage between.
 
     Args:
-        backward: whether `stage` counts backward stages; recomputation does.
+        backward: whether `stage` is a backward stage, as it is of a recomputation.
         step: optimizer step of its microbatches, from 0.
         numbers: its actions, in order.
-        last_gradient: the last of them that adds to a weight gradient; -1 without one.
+        last_gradient: the last action that adds to a weight gradient; -1 without one.
     """
 
     device: int
@@ -47,7 +47,7 @@ class Visit(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One transfer of weights or gradients: its pieces, the visits it serves, and the FREE that ends it (or -1)."""
+    """One transfer of weights or gradients: its pieces, the visits it serves, and the FREE that ends it, or -1."""
 
     pieces: tuple[int, ...]
     visits: tuple[Visit, ...]
@@ -92,7 +92,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
 
 
 def _by_visit(parts: Sequence[Action], size: int) -> list[Action]:
-    """The parts of an OVERLAP, ordered by visit: an OVERLAP runs its parts together, so visits stay unbroken."""
+    """The parts of an OVERLAP, ordered by visit: they run together, so parts of one visit count as neighbours."""
     places: dict[tuple[bool, int, int], int] = {}
     order = [places.setdefault(_place(part, size), len(places)) for part in parts]
     return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
