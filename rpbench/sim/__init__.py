@@ -1,1 +1,1 @@
-"""Schedule x costs -> Timeline, without tensors. Times may be floats or, for exact results, Fractions."""
+"""Schedule x costs -> Timeline, without tensors. Times are floats or, for exact results, Fractions."""

@@ -1,9 +1,9 @@
-"""A schedule checked and made a graph in one go: the graph's compiled order shows at once that no lane stands still.
+"""A schedule checked and made a graph together: the graph's compiled order shows that every lane can run.
 
-Large schedules hold forwards and backwards and little else: computations, and activations that wait on the host; no
-step, no communication, no version. All that `rpbench.ir.checks.check.checked_actions` asks of such a plain schedule is
-a matter of counting on columns. What is not so plain, or not in order, is told by those checks, which walk over actions
-and show the one that is wrong.
+Large schedules are mostly plain: they hold computations and moves of activations to and from the host, but no step, no
+communication and no version. `rpbench.ir.checks.check.checked_actions` of a plain schedule can be decided by counting
+on columns. For all other schedules, and for plain ones with a fault, those checks go over the actions and show the one
+that is wrong.
 """
 
 import numpy as np
@@ -23,8 +23,8 @@ _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
 def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
     """The graph of a schedule, and the weight versions its actions read.
 
-    The same as `rpbench.ir.checks.check.check` and `build_graph` one after the other, for a fraction of the time: edges
-    of the graph are those the checks walk along, and a plain schedule is checked on its columns.
+    The result is that of `rpbench.ir.checks.check.check` and `build_graph`, in a fraction of the time: the edges are
+    found once for both, and a plain schedule is checked on its columns.
 
     Raises:
         ScheduleError: as `check`, with the table.
@@ -33,7 +33,7 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
     rows = plain_rows(analysis.schedule)
     if rows is None:
         checked_actions(analysis)
-        _ = analysis.transfer_edges  # or a piece has a number that no column holds
+        _ = analysis.transfer_edges  # refuses a piece whose number no column can hold
     try:
         graph = build_graph(analysis, rows)
     except ScheduleError:
@@ -61,7 +61,7 @@ def check_graph(graph: Graph) -> Versions:
 def plain_rows(schedule: Schedule) -> ArrayRows | None:
     """The rows of a schedule that is plain and passes all checks of its actions; None for any other.
 
-    Whether its lanes can run, and parts of an OVERLAP beside each other, is left to its graph.
+    Its graph shows whether its lanes can run, and whether parts of an OVERLAP can run together.
     """
     if not schedule.kinds <= {*_KINDS, *MOVES, Kind.OVERLAP}:
         return None
@@ -89,7 +89,7 @@ def _plain_rows(schedule: Schedule, columns: Columns) -> ArrayRows | None:
 
 
 def _is_on_its_lane(schedule: Schedule, columns: Columns) -> bool:
-    """Whether computations stand on lane compute, and nothing else anywhere but activations that wait on the host."""
+    """Whether computations stand on lane compute, and all else is moves of activations that wait on the host."""
     names = [lane for _, lane, _ in schedule.items()]
     if all(name == "compute" for name in names):
         return schedule.kinds.isdisjoint(MOVES)
@@ -98,7 +98,7 @@ def _is_on_its_lane(schedule: Schedule, columns: Columns) -> bool:
 
 
 def _in_range(shape: Shape, columns: Columns) -> bool:
-    """Whether kinds are plain, and stages, microbatches and parts those of the shape."""
+    """Whether kinds are plain, and stages, microbatches and parts are those of the shape."""
     kind, stage, index, part, _ = columns.plain
     if not len(kind):
         return False
@@ -116,7 +116,7 @@ def _in_range(shape: Shape, columns: Columns) -> bool:
 
 
 def _are_as_many_as_needed(shape: Shape, columns: Columns) -> bool:
-    """Whether a schedule may be complete: asked before tables of its size are made."""
+    """Whether the numbers of forwards and backwards are right; asked before tables of the shape's size are made."""
     present = np.bincount(columns.plain[0], minlength=len(Kind))
     a_stage = shape.total_microbatches * shape.num_parts
     backwards = present[[Kind.B, Kind.I, Kind.FB]].sum()
@@ -124,7 +124,7 @@ def _are_as_many_as_needed(shape: Shape, columns: Columns) -> bool:
 
 
 def _is_placed(schedule: Schedule, columns: Columns) -> bool:
-    """Whether each action stands on a device that may hold its stage, and meets there what needs the same weights."""
+    """Whether each action stands on a device that may hold its stage, together with all that need its weights."""
     shape, placement = schedule.shape, schedule.placement
     _, stage, index, _, owner = columns.plain
     device = columns.device[owner]
@@ -146,8 +146,8 @@ def _is_placed(schedule: Schedule, columns: Columns) -> bool:
 
 
 def _meets(shape: Shape, stage: Ints, index: Ints, device: Ints) -> bool:
-    """Whether all that computes with a microbatch runs a stage on one device."""
+    """Whether all actions of a stage and microbatch are on one device."""
     places = stage.astype(np.int64) * shape.total_microbatches + index
     home = np.zeros(int(places.max(initial=-1)) + 1, np.int32)
-    home[places] = device  # of any one of them: it is that of all
+    home[places] = device  # of any one of them
     return bool((home[places] == device).all())

@@ -1,4 +1,4 @@
-"""Columns: the actions of a schedule as arrays, read once, and what OVERLAPs among them hold."""
+"""Columns: the actions of a schedule as arrays, read once, with the parts of OVERLAPs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Fields(NamedTuple):
     microbatch: Ints  # or version of a STEP and its like, or -1
     part: Ints
     of_activations: Bools  # whether it names the object A
-    is_bare: bool  # no action names a version, a peer or another object, and none but OVERLAPs holds others
+    is_bare: bool  # no action names a version, a peer or another object than A, and only OVERLAPs have parts
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Columns:
     index: Ints  # microbatch, or version of a STEP and its like, or -1
     part: Ints
     of_activations: Bools  # whether it names the object A
-    sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
-    rows_are_bare: bool = False  # of what stands in a lane, nothing names more than fields above
+    sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # number of every OVERLAP -> its parts
+    rows_are_bare: bool = False  # `Fields.is_bare` of all lanes, parts of OVERLAPs left out
 
     @cached_property
     def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
@@ -62,7 +62,7 @@ class Columns:
 
     @property
     def alike_inside(self) -> tuple[npt.NDArray[np.int64], list[tuple[Action, ...]]]:
-        """A number for each OVERLAP, the same where parts are of the same kinds and stages; and one of each number."""
+        """A number for each OVERLAP, equal if parts have equal kinds and stages; the parts of one OVERLAP a number."""
         held, inside = list(self.sub.values()), self._inside
         lengths = np.fromiter(map(len, held), np.int64)
         owner = np.repeat(np.arange(len(held)), lengths)
@@ -79,12 +79,12 @@ class Columns:
 
     @cached_property
     def _inside(self) -> Fields:
-        """The fields of what stands in OVERLAPs."""
+        """The fields of the parts of OVERLAPs."""
         return _fields_of(tuple(chain.from_iterable(self.sub.values())))
 
 
 def places_of(shape: Shape, columns: Columns) -> npt.NDArray[np.int64]:
-    """Stage, microbatch and part of each plain action as one number; they are those of the shape."""
+    """Stage, microbatch and part of each plain action as one number; all must be in the range of the shape."""
     _, stage, index, part, _ = columns.plain
     return (stage.astype(np.int64) * shape.total_microbatches + index) * shape.num_parts + part
 
@@ -94,7 +94,7 @@ def read_columns(schedule: Schedule) -> Columns:
     rows = [row for _, _, row in schedule.items()]
     lengths = list(map(len, rows))
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    read = [_fields_of(row) for row in rows]  # one after another: each is read while it is in the cache
+    read = [_fields_of(row) for row in rows]  # row by row: each is read while it is in the cache
     kind, stage, index, part, of_activations = map(np.concatenate, list(zip(*read, strict=True))[:5])
     overlaps = np.flatnonzero(kind == Kind.OVERLAP)
     lanes = np.searchsorted(starts, overlaps, side="right") - 1
@@ -113,7 +113,7 @@ def read_columns(schedule: Schedule) -> Columns:
 
 
 def _fields_of(row: Row) -> Fields:
-    """The fields of actions that stand one after another."""
+    """The fields of the actions of a row."""
     if isinstance(row, PlainRow):
         kind, stage, microbatch = map(np.asarray, row.columns)
         of_activations = np.full(len(row), row.moved == "A")
@@ -147,7 +147,7 @@ _WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVE
 
 
 def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[int | None]) -> Ints:
-    """Microbatch of each action; version of a STEP and its like; -1 for what has neither."""
+    """Microbatch of each action, or version of a STEP and its like; -1 if it has neither."""
     if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
         return np.fromiter(microbatches, np.int32, len(kind))  # type: ignore[arg-type]  # all name one
     found = [-1 if microbatch is None else microbatch for microbatch in microbatches]
@@ -158,13 +158,13 @@ def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[
 
 
 class ArrayRows:
-    """The actions of a schedule as `rpbench.ir.waits.edges` and `rpbench.ir.checks.check` ask for them, on arrays.
+    """The `Rows` of `rpbench.ir.waits.edges` as arrays.
 
     Attributes:
-        columns: of the actions; what they say of stages, microbatches and parts is in range.
-        where: per kind, the numbers by stage, part and microbatch (of a STEP, version); -1 where there is none. The
-            last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
-        stand_once: whether no two actions of a kind that has rows are of one place.
+        columns: of the actions; their stages, microbatches and parts must be in range.
+        where: per kind, the numbers by stage, part and microbatch (of a STEP, version); -1 if there is none. The last
+            place of the last axis is for actions without a microbatch; versions of a STEP are below it.
+        stand_once: whether no two actions of a kind that has rows have the same place.
     """
 
     def __init__(self, schedule: Schedule, columns: Columns) -> None:
@@ -174,7 +174,7 @@ class ArrayRows:
         stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
         kind, stage, index, part, owner = columns.plain
         for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
-            if member not in TRANSFERS:  # which are matched by order
+            if member not in TRANSFERS:  # these are matched by their order
                 own = np.flatnonzero(kind == member)
                 numbers = np.full((stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
                 numbers[stage[own], part[own], index[own]] = owner[own]
@@ -198,7 +198,7 @@ class ArrayRows:
         return self.where[kind][stage, part] if self._exists[kind][stage][part] else None
 
     def first(self, rows: Sequence[Ints]) -> Ints:
-        """At every place the first number of several rows that is one."""
+        """At every place, the first number of several rows that is not -1."""
         return reduce(lambda best, more: np.where(best < 0, more, best), rows)
 
     def indices(self, places: Sequence[int]) -> Ints:
@@ -211,13 +211,13 @@ class ArrayRows:
         return self._actions[number]
 
     def gap(self, kind: Kind, stage: int) -> int | None:
-        """The first place of a stage, by microbatch and part, where a kind is not."""
+        """The first place of a stage, by microbatch and part, without an action of a kind; None if all have one."""
         if kind in self.where and self._whole[kind][stage]:
             return None
         return _first_true(~self._is_there(kind, stage))
 
     def gap_of_backwards(self, stage: int) -> int | None:
-        """The first place of a stage where there is neither B alone, nor I and W."""
+        """The first place of a stage that has neither B alone nor I and W; None if there is none."""
         if {Kind.I, Kind.W}.isdisjoint(self.where):
             return self.gap(Kind.B, stage)
         full, inputs, weights = (self._is_there(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))

@@ -1,14 +1,14 @@
-"""Event loop for work whose device is not fixed beforehand: streamed stages dealt while time goes on.
+"""Event loop for streamed stages, whose devices are chosen while the schedule runs.
 
-A job is one stage run for the microbatches of one round, as in `rpbench.schedules.roundpipe`. Dealing it anew gives
-a Schedule with other rows, fixed again, that is checked, timed and drawn like any other.
+A job is one stage run for the microbatches of one round, as in `rpbench.schedules.roundpipe`. Dealing the jobs anew
+gives a Schedule with other rows, which is checked, timed and drawn like any other.
 
     round_robin    job k of a round on device (c + k) mod p: the order the generator wrote; nothing to deal
     earliest_free  the same rotation, but every round begins on the device that is free first (the artifact)
     dynamic        a free device takes the ready job that is furthest on its way; no device waits while work is ready
 
-Whatever the rule, a round is dealt only when the step that makes its weights is over: dealt before, it could stand
-in front of the very jobs that make them.
+Under every rule, a round is dealt only when the step that makes its weights is over: dealt before, it could stand
+before the jobs that make them.
 """
 
 import heapq
@@ -55,7 +55,7 @@ def deal(schedule: Schedule, costs: CostTable, rule: str) -> Schedule:
 
 
 def _rounds(schedule: Schedule) -> list[list[Row]]:
-    """The jobs of every round in the order they are on their way: forwards up, then backwards down."""
+    """The jobs of every round in the order of their way through the model: forwards up, then backwards down."""
     first_of = _first_of_round(schedule)
     jobs: dict[tuple[int, int], list[Action]] = defaultdict(list)
     for device in range(schedule.shape.num_ranks):
@@ -72,15 +72,15 @@ def _first_of_round(schedule: Schedule) -> dict[int, int]:
     each = schedule.shape.num_microbatches
     first_of = {}
     for device in range(schedule.shape.num_ranks):
-        previous = first = None
+        first: int | None = None
         for action in schedule.compute(device):
-            if (action.kind, action.stage) == (Kind.F, 0):
-                number = action.microbatch or 0
-                first = number if previous is None or number % each == 0 else first
-                first_of[number] = first or 0
-                previous = action
-            else:
-                previous = None
+            if (action.kind, action.stage) != (Kind.F, 0):
+                first = None
+                continue
+            number = action.microbatch or 0
+            if first is None or number % each == 0:
+                first = number
+            first_of[number] = first
     return first_of
 
 
@@ -93,7 +93,7 @@ def _depth(schedule: Schedule, action: Action) -> int:
 
 
 class _Floor:
-    """The devices at work: what each has run, until when, and when every action ended."""
+    """The devices: the actions that each has run, when it is free, and when every action ended."""
 
     def __init__(self, schedule: Schedule, costs: CostTable) -> None:
         self.shape = schedule.shape
@@ -104,7 +104,7 @@ class _Floor:
         self.ended: dict[Key, tuple[Number, int]] = {}  # end and device
 
     def run(self, job: Row, device: int, not_before: Number = 0) -> Number:
-        """Run a job's actions one after another on a device; return when the device is free again."""
+        """Run a job's actions one after another on a device; return when the device is free."""
         free = max(self.free[device], not_before)
         for action in job:
             early, late = self._inputs(action, device)
@@ -116,7 +116,7 @@ class _Floor:
         return free
 
     def _inputs(self, action: Action, device: int) -> tuple[Number, Number]:
-        """When the inputs of an action are there: those of the whole action, and those of its main phase alone."""
+        """When the inputs of a whole action are there, and when those of its main phase alone are."""
         early: Number = 0
         late: Number = 0
         for need in needs(self.shape, action.kind, action.stage, action.part):
@@ -137,7 +137,7 @@ class _Floor:
 
 
 def _deal_dynamically(floor: _Floor, rounds: list[list[Row]], steps: Sequence[int], behind: int) -> None:
-    """Whenever a device is free it takes, of the jobs that can begin, the one furthest on its way.
+    """Let every free device take the job that is furthest on its way among those that can begin.
 
     A job can begin when the first microbatch of the job before it is done: the rest arrives while it runs. The
     first job of a round can begin when the step that makes its weights is over. Ties go to the older round. Free
@@ -164,7 +164,7 @@ def _deal_dynamically(floor: _Floor, rounds: list[list[Row]], steps: Sequence[in
         while coming and coming[0][0] <= now:
             _, number, depth = heapq.heappop(coming)
             heapq.heappush(ready, (-depth, number, depth))
-        if not ready:  # nothing can begin yet: this device looks again at the next moment when something can
+        if not ready:  # this device looks again when the next job can begin
             heapq.heappush(devices, (coming[0][0], device))
             continue
         _, number, depth = heapq.heappop(ready)

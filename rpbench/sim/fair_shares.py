@@ -1,11 +1,12 @@
-"""The event loop of tasks that share links, memory or an interpreter: in plain Python or compiled, with one result.
+"""The event loop of tasks that share links, memory or an interpreter: in plain Python or compiled, with equal results.
 
-An action begins when all actions that it waits for have ended and its port, if it needs one, is free; a port takes one
-action at a time, urgent ones first. It ends when its own time has passed and its amount, such as bytes, is served.
+An action begins when all actions that it waits for have ended and its port, if it needs one, is free. A port takes one
+action at a time, urgent ones first. An action ends when its own time has passed and its amount, such as bytes, is
+served.
 
-A server gives all its actions under way the same rate, so it has one clock of what each has been given: the action with
-the lowest end on that clock ends first, and no remaining amounts are stored. Rates are max-min fair and change whenever
-an amount begins or ends. Ties go to the lower action, so the order of events is one.
+A server gives all its actions under way the same rate, so it has one clock of the amount that each has been given. The
+action with the lowest end on that clock ends first, and no remaining amounts are stored. Rates are max-min fair and
+change whenever an amount begins or ends. Ties go to the lower action, so the order of events is unique.
 """
 
 from collections.abc import Callable
@@ -18,54 +19,53 @@ from rpbench.sim.kernels import Array, compiled
 
 
 class Edges(NamedTuple):
-    """The waits of a graph: `previous` in the same lane, `pred` before an action, `consumers` after it."""
+    """The waits of a graph; edges into action a are `pred_start[a]` to `pred_start[a + 1]` - 1."""
 
-    previous: Array
+    previous: Array  # by action, the one before in its lane; -1: none
     pred_start: Array
-    pred: Array
+    pred: Array  # by edge, the action that is waited for
     consumer_start: Array
-    consumers: Array
-    delay: Array
-    late: Array
+    consumers: Array  # the actions that wait for an action, those before in its lane included
+    delay: Array  # by edge, the time of a hop
+    late: Array  # by edge, whether it holds back only the main phase
 
 
 class Works(NamedTuple):
-    """By action, time before and in the main phase; an amount (0: none) and its server; a port (-1: none) and the place
-    in its line (0: urgent)."""
+    """The work of every action."""
 
-    pre: Array
-    main: Array
-    amount: Array
-    server: Array
-    port: Array
-    line: Array
+    pre: Array  # time before the main phase
+    main: Array  # time of the main phase
+    amount: Array  # 0: none
+    server: Array  # that serves the amount
+    port: Array  # -1: none
+    line: Array  # place in the line at the port; 0: urgent
 
 
 class Servers(NamedTuple):
-    """By server, the pace of one action alone; two of the links that servers share (-1: none); whether its actions,
-    threads of the host that fill its cores, share one part of these; and seconds of SSDs for a unit."""
+    """Servers of amounts."""
 
-    pace: Array
-    memory: Array
-    complex: Array
-    together: Array
-    ssd: Array
+    pace: Array  # units a second of one action alone
+    memory: Array  # the link of the host's memory; -1: not used
+    complex: Array  # the link of a root complex or an interpreter; -1: not used
+    together: Array  # whether its actions, threads that fill the host's cores, have one part of a link between them
+    ssd: Array  # seconds of SSDs for a unit
 
 
 class Shared(NamedTuple):
-    """Links that servers share, the last that of SSDs, if any: units a second of each, also beside the host's threads,
-    and workspace: what is left of it, for how many actions, and how much of it these take for a unit each."""
+    """Links that servers share; the last is that of SSDs. The last three fields are workspace."""
 
-    capacity: Array
-    beside_host: Array
-    room: Array
-    users: Array
-    taken: Array
+    capacity: Array  # units a second
+    beside_host: Array  # units a second while threads of the host run
+    room: Array  # units a second that are left
+    users: Array  # actions that share these
+    taken: Array  # of these units, how many the actions take together for a unit of each
 
 
 class Queues(NamedTuple):
-    """Sorted entries, from `head` to `tail`: queues of servers, then of ports, and last of moments at which an action's
-    own time ends (entry: twice its number) or its amount begins to be served (that plus one)."""
+    """Queues of servers, then of ports, and last of moments; entries are sorted by key, from `head` to `tail`.
+
+    At a moment, an action's own time ends (entry: twice its number) or its amount begins to be served (that plus one).
+    """
 
     key: Array
     entry: Array
@@ -74,24 +74,23 @@ class Queues(NamedTuple):
 
 
 class Way(NamedTuple):
-    """State: by action, how many others it waits for, and its open parts; ready actions; whether a port is taken; by
-    server the clock and the rate."""
+    """The state of the loop."""
 
-    waiting: Array
-    open_parts: Array
-    ready: Array
-    taken: Array
-    clock: Array
-    rates: Array
+    waiting: Array  # by action, how many others it waits for
+    open_parts: Array  # by action, how many of its own time and its amount have not ended
+    ready: Array  # actions that can begin
+    taken: Array  # by port, whether an action has it
+    clock: Array  # by server, the amount that each of its actions has been given
+    rates: Array  # by server, units a second of each of its actions
 
 
 class Times(NamedTuple):
-    """When actions start, begin their main phase and end, and the time that their hops delay them."""
+    """The times of every action."""
 
     start: Array
-    begun: Array
+    begun: Array  # begin of the main phase
     end: Array
-    exposed: Array
+    exposed: Array  # the time by which hops delay it
 
 
 def enqueue(queues: Queues, queue: int, key: float, entry: int) -> None:
@@ -106,7 +105,7 @@ def enqueue(queues: Queues, queue: int, key: float, entry: int) -> None:
 
 
 def begin(place: int, now: float, edges: Edges, pre: Array, times: Times) -> None:
-    """Write the start of an action whose inputs have all ended, and the begin of its main phase."""
+    """Write the start of an action whose inputs have all ended, and that of its main phase."""
     previous = edges.previous[place]
     free = times.end[previous] if previous >= 0 else 0.0
     early, early_free, behind, behind_free = free, free, now, free
@@ -125,7 +124,7 @@ def begin(place: int, now: float, edges: Edges, pre: Array, times: Times) -> Non
 
 
 def follow(place: int, edges: Edges, waiting: Array, queue: Array, ready: int) -> int:
-    """Note that an action has ended and append those that waited for it alone; return how many are ready."""
+    """Note that an action has ended and append the actions that now wait for nothing; return how many are ready."""
     for edge in range(edges.consumer_start[place], edges.consumer_start[place + 1]):
         consumer = edges.consumers[edge]
         waiting[consumer] -= 1
@@ -199,7 +198,7 @@ def advance(queues: Queues, way: Way, time: float) -> None:
 
 
 def join(server: int, num: int, rate: float, servers: Servers, shared: Shared) -> None:
-    """Add actions of a server to its links; a negative number takes out actions that have stopped at a rate."""
+    """Add actions of a server to its links; a negative number removes actions that have stopped at a rate."""
     for link in (servers.memory[server], servers.complex[server]):
         if link >= 0:
             shared.room[link] += num * rate
@@ -213,8 +212,7 @@ def join(server: int, num: int, rate: float, servers: Servers, shared: Shared) -
 
 
 def share(queues: Queues, servers: Servers, shared: Shared, rates: Array) -> None:
-    """Max-min fair rates: all rise together; the slowest stop at their own pace, or at the fair part of the link that
-    is full first, whichever is less."""
+    """Write max-min fair rates: all rise together, and one that reaches its own pace or a full link stops."""
     (pace, memory, complexes, together, ssd), (_, _, head, tail) = servers, queues
     room, users, taken, drives = shared.room, shared.users, shared.taken, len(shared.room) - 1
     rising, crowded = 0, False
@@ -318,8 +316,8 @@ def timed(
 
     Args:
         capacity: of the links that servers share, and beside the host's threads.
-        waiting: for how many others each action waits.
-        latency, unit: as of `run_events`.
+        waiting: how many others each action waits for.
+        latency, unit: as in `run_events`.
         compiles: whether to use the compiled loop, if numba is there.
     """
     num, num_servers = len(waiting), len(servers.pace)

@@ -7,10 +7,10 @@ r = (d_max - d) / (d_max - d_min). A linear program over the schedule's graph fi
                        P_end >= every end of a computation,
                        mean of r over the backwards of a stage <= max_ratio
 
-and among those that end as early the ratios that leave out least. Where transfers share links, the program gives each
-transfer its link to itself; the timeline shares them, and ratios that would end later than no freezing are dropped. W
-vanishes at ratio 1; B becomes as long as I. A ratio between 0 and 1 leaves out some of the stage's parameters; which
-ones is not chosen here.
+Among ratios that end equally early it takes those that leave out least. If transfers share links, the program counts
+each transfer as if it had its link alone; the timeline shares them, and ratios that end later than no freezing are
+dropped. At ratio 1, W takes no time and B takes as long as I. A ratio between 0 and 1 leaves out some of the stage's
+parameters; this module does not choose which.
 
 Source: "TimelyFreeze" (arXiv 2602.05754), its abstract; the program is derived from it. Needs the extra `exact`
 (OR-tools).
@@ -45,7 +45,7 @@ class Frozen:
         less: by topological position, how much shorter an action is, in the costs' unit.
         timeline: of the shortened backwards.
         plain: the timeline without freezing.
-        proven: whether no ratios end sooner; False where transfers share links.
+        proven: whether no ratios end sooner; False if transfers share links.
     """
 
     ratios: tuple[float, ...]
@@ -118,7 +118,7 @@ def check_freezable(graph: Graph, costs: CostTable) -> None:
 
 
 def _savings(graph: Graph, costs: CostTable, works: Sequence[Work]) -> dict[int, float]:
-    """Time that a backward saves without weight gradients, by topological position."""
+    """By topological position of each B or W, the time it saves without weight gradients."""
     actions, order, num_parts = graph.analysis.index.actions, graph.order.tolist(), graph.schedule.shape.num_parts
     found = {}
     for place, number in enumerate(order):

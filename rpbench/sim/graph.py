@@ -33,9 +33,9 @@ _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)  # in this order
 class Graph:
     """Columns of a schedule and its edges, the latter in topological positions.
 
-    `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out. `slot`
-    numbers the keys that costs are looked up by: the kind and stage of an action, or of all parts of an OVERLAP;
-    `slots` lists them. Actions that move something over a link have slots of their own, one for each payload.
+    `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out.
+    `slots` lists the keys that costs are looked up by: the kind and stage of an action, or of all parts of an OVERLAP.
+    `slot` has the number of each action's key. Actions that move an object over a link have one slot a payload.
     """
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class Graph:
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
     slots: tuple[Members, ...]
-    payload: tuple[Payload | None, ...] = ()  # by slot, the object its actions move over a link; empty: none moves any
+    payload: tuple[Payload | None, ...] = ()  # by slot, the object its actions move over a link; empty: all None
 
     @property
     def num_actions(self) -> int:
@@ -60,13 +60,11 @@ class Graph:
     @cached_property
     def rank(self) -> Ints:
         """Topological position of each flat index: the inverse of `order`."""
-        rank = np.empty_like(self.order)
-        rank[self.order] = np.arange(len(self.order), dtype=np.int32)
-        return rank
+        return _inverse(self.order)
 
     @cached_property
     def slots_on_devices(self) -> tuple[Ints, tuple[tuple[int, int], ...]]:
-        """`slot` distinguished by device as well, and the (slot, device) pairs that it then numbers."""
+        """By topological position, the number of the pair of slot and device; and the (slot, device) of each number."""
         device = self.columns.device[self.order].astype(np.int64)
         codes, numbers = np.unique(self.slot.astype(np.int64) << 32 | device, return_inverse=True)
         return numbers.astype(np.int32), tuple((code >> 32, code & 0xFFFFFFFF) for code in codes.tolist())
@@ -77,8 +75,14 @@ class Graph:
         return int(self.crosses.sum())
 
 
+def _inverse(order: Ints) -> Ints:
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank
+
+
 class Carried(NamedTuple):
-    """Actions that use a link: their numbers, and which of the distinct objects each moves."""
+    """Actions that use a link: their numbers, and the place in `distinct` of the object that each moves."""
 
     numbers: Ints
     which: Ints
@@ -89,10 +93,10 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     """The graph of a schedule.
 
     Args:
-        rows: of its actions, where they have been read.
+        rows: of its actions, if they have been read.
 
     Raises:
-        ScheduleError: if no lane can move on; `rpbench.ir.checks.check` shows the same with the table.
+        ScheduleError: if no lane can move; `rpbench.ir.checks.check` shows the same with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule
@@ -102,9 +106,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     producer, consumer, moved = _edges(analysis, rows, kept)
     order = _order(schedule, columns, producer, consumer)
 
-    num = len(columns.kind)
-    rank = np.empty(num, np.int32)
-    rank[order] = np.arange(num, dtype=np.int32)
+    num, rank = len(order), _inverse(order)
     sequence = np.argsort(rank[consumer], kind="stable")
     producer, consumer, moved = producer[sequence], consumer[sequence], moved[sequence]
 
@@ -117,7 +119,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     kind = columns.kind[consumer]
     backward = (kind == Kind.B) | (kind == Kind.I)
     computed = moved != _MOVED["transfer"]
-    gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
+    gradient = backward & ((moved == _MOVED["gradient"]) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
     carried = _carried(analysis, columns) if kept is None else kept_payload(schedule.shape, columns)
     slots, payload = _with_payload(slot, slots, carried)
@@ -130,7 +132,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
         _starts(consumer, num, order),
         rank[producer],
         (columns.device[producer] != columns.device[consumer]) & computed,
-        (moved > 0) & computed,
+        (moved != _MOVED["order"]) & computed,
         gradient,
         (kind == Kind.FB) & computed,
         slot[order].astype(np.int32),
@@ -140,7 +142,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
 
 
 def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
-    """The keys that costs are looked up by, and for each action the number of its key."""
+    """The keys that costs are looked up by, and the number of each action's key."""
     what, fused = columns.stage.astype(np.int64), list[Members]()
     if columns.sub:
         what[list(columns.sub)], held = columns.alike_inside
@@ -157,7 +159,7 @@ _kind_and_stage = itemgetter(0, 1)
 
 
 def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
-    """The objects that actions move, each once for a kind; None if nothing uses a link."""
+    """The objects that actions move, each once for a kind; None if no lane uses a link."""
     if not carries(analysis.schedule):
         return None
     numbers = np.array(sorted(analysis.payload), np.int32)
@@ -253,12 +255,13 @@ def _refuse(schedule: Schedule, columns: Columns, heads: Ints) -> None:
 def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None:
     """The edges of transfers, where only activations move, in the plainest form.
 
-    The device that makes and uses an activation stores it (lane d2h), loads it once (lane h2d), and frees it once after
-    either. Large schedules that offload hold little else. `rpbench.ir.waits.saved_inputs.activation_edges` matches all
-    other schedules action by action, with the same edges, and shows what is wrong.
+    The device that makes and uses an activation stores it once (lane d2h), loads it once (lane h2d), and frees it once
+    after each of these. Large schedules that offload have few other transfers.
+    `rpbench.ir.waits.saved_inputs.activation_edges` matches all other schedules action by action, with the same edges,
+    and shows faults.
 
     Returns:
-        producer and consumer; None for a schedule with other transfers or none, or with some that are not in order.
+        producer and consumer; None for a schedule with no transfers, with other transfers, or with a fault in some.
     """
     if not _may_be_kept(schedule, columns) or not _in_range(schedule.shape, columns):
         return None
@@ -282,7 +285,7 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
 
 
 class _ByPlace:
-    """Plain actions by their places, ascending; moves of one lane only."""
+    """Plain actions of one kind and lane, by their places, ascending."""
 
     def __init__(self, schedule: Schedule, columns: Columns) -> None:
         lanes = np.array([LANES.index(name) for _, name, _ in schedule.items()], np.int8)
@@ -291,7 +294,7 @@ class _ByPlace:
         self._places = places_of(schedule.shape, columns)
 
     def of(self, kind: Kind, lane: str) -> tuple[Places, Ints]:
-        """Places and numbers of all of a kind."""
+        """Places and numbers of all actions of a kind on a lane."""
         own = np.flatnonzero((self._kind == kind) & (self._lane == LANES.index(lane)))
         own = own[np.argsort(self._places[own], kind="stable")]
         return self._places[own], self._owner[own]

@@ -1,7 +1,7 @@
 """The loops over orders and longest paths, written once: plain Python on lists, or compiled by numba on arrays.
 
-Both give the same bits: the compiled form neither reorders nor contracts arithmetic. Compilation is worth its
-half second (a fraction of that from the cache) only for large graphs, so numba is imported when first needed.
+Both give the same bits: the compiled form neither reorders nor contracts arithmetic. Compilation takes half a second
+(a fraction of that from the cache), which only large graphs save again, so numba is imported when first needed.
 """
 
 import sys
@@ -25,8 +25,8 @@ def order_lanes(
 ) -> int:
     """Write a topological order of all actions into `order`; return how many could be ordered.
 
-    Lanes run as far as they can; a lane whose next action waits is queued at the action it waits for and resumed when
-    that is done, so every edge is looked at once. `heads` ends as each lane's next action.
+    Lanes run as far as they can. A lane whose next action waits is queued at the action it waits for, and goes on when
+    that is done. `heads` ends as each lane's next action.
     """
     num_lanes = len(lane_start) - 1
     stack = [0] * num_lanes
@@ -79,8 +79,8 @@ def relax(
     """Longest path: times of every action, in one pass over actions in topological order.
 
     Positions are topological. `previous` is the action before in the same lane (-1: none). An edge holds back the
-    whole action, or only its main phase if it is `late`; `pre` then stands directly before main. `delay` is the
-    hop time of an edge; `exposed` is how much later main starts than it would if this action's hops were free.
+    whole action, or only its main phase if it is `late`; `pre` then ends where main begins. `delay` is the hop time of
+    an edge; `exposed` is how much later main starts than it would if this action's hops took no time.
     """
     for i in range(len(previous)):
         before = previous[i]
@@ -124,7 +124,7 @@ def relax_batch(
 ) -> None:
     """Makespan of many plans that share one graph; `pre_of` and `main_of` have a row a slot, a column a plan.
 
-    The arithmetic of `relax`, for as many plans at a time as `end` has columns: the innermost loops run over
+    The arithmetic is that of `relax`, for as many plans at a time as `end` has columns. The innermost loops run over
     plans, so that the compiled form works on vectors. `idle` holds zeros; `behind` and `end` are workspace.
     """
     width = len(idle)
@@ -155,24 +155,24 @@ def relax_batch(
 
 
 def is_warm() -> bool:
-    """Whether numba is loaded already, so that one more kernel costs little."""
+    """Whether numba is loaded already, so that compiling one more kernel takes little time."""
     return "numba" in sys.modules
 
 
 @cache
 def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: bool = True) -> Callable[..., Any]:
-    """The kernel compiled for arrays; the plain function where numba cannot be had.
+    """The kernel compiled for arrays; the plain function if numba cannot be imported.
 
     Args:
-        parts: functions of the same module that it or other parts call, callees first.
-        allocates: whether one of them makes lists or arrays. The others need not count references to arrays, which took
-            seven eighths of the time of a loop over thirty of them.
+        parts: functions of the same module that the kernel or other parts call, callees first.
+        allocates: whether one of them makes lists or arrays. If none does, references to arrays are not counted; the
+            counting took seven eighths of the time of a loop over thirty arrays.
     """
     try:
         from numba import njit
     except ImportError:
         return kernel
-    names, made = dict(kernel.__globals__), kernel  # a namespace of compiled functions; the plain ones stay
+    names, made = dict(kernel.__globals__), kernel  # a namespace of its own: the module keeps its plain functions
     compile_one: Any = njit(cache=True, nogil=True, _nrt=allocates)  # type: ignore[call-overload]
     for function in (*parts, kernel):
         made = compile_one(FunctionType(function.__code__, names, function.__name__))
@@ -182,7 +182,7 @@ def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: 
 
 @cache
 def compile_orders() -> None:
-    """Make orders under given times with compiled loops from now on, if numba is there."""
+    """Use compiled loops for orders under given times from now on, if numba can be imported."""
     import numpy as np
 
     from rpbench.ordering import loops

@@ -26,7 +26,7 @@ def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
 
 
 def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = (), *, compiles: bool = False) -> Timeline:
-    """Time a graph that is already built; floats and Fractions give the same numbers.
+    """Time a graph that is already built, in floats or Fractions.
 
     Args:
         less: by topological position, how much shorter an action is than the costs say; empty: not at all.
@@ -35,10 +35,7 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = (), 
     Raises:
         ScheduleError: if the costs lack an action.
     """
-    slot, works = works_by_slot(graph, costs)
-    if less:
-        works = shortened([works[number] for number in slot.tolist()], less)
-        slot = np.arange(len(works), dtype=np.int32)
+    slot, works = shortened(*works_by_slot(graph, costs), less)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
     late = late_edges(graph, costs)
@@ -78,17 +75,17 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = (), 
 
 
 def hop_times(graph: Graph, costs: CostTable) -> Floats:
-    """By edge, the time from one device to another."""
+    """By edge, the time of its hop; 0 for an edge within a device."""
     return np.array(_hops(graph, costs), float) if costs.each else np.where(graph.crosses, float(costs.hop), 0.0)
 
 
 def _hops(graph: Graph, costs: CostTable) -> list[Number]:
-    """The same times, exact where the costs are."""
+    """The times of `hop_times`, exact if the costs are."""
     if not costs.each:
         return [costs.hop if crosses else 0 for crosses in graph.crosses.tolist()]
     of = microbatches_of(graph)
     own = np.repeat(of, np.diff(graph.pred_start))
-    own = np.where(own < 0, of[graph.pred], own)  # as `CostTable.hop_between`
+    own = np.where(own < 0, of[graph.pred], own)  # as in `CostTable.hop_between`
     return [
         costs.at(None if number < 0 else number).hop if crosses else 0
         for number, crosses in zip(own.tolist(), graph.crosses.tolist(), strict=True)
@@ -101,7 +98,7 @@ def all_hops(graph: Graph, costs: CostTable) -> Number:
 
 
 def microbatches_of(graph: Graph) -> Ints:
-    """The microbatch of every action, by topological position; -1 for actions of none, or of several."""
+    """The microbatch of every action, by topological position; -1 for actions with none or with several."""
     columns = graph.columns
     return np.where(among(columns.kind, (*STEPPING, Kind.OVERLAP)), -1, columns.index)[graph.order]
 
@@ -116,7 +113,7 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(graph.slots))])
     if not costs.each:
         return slot, _works_of(graph, costs, pairs)
-    tables = list({id(table): table for table in (costs, *costs.each)}.values())  # few, if many lengths are equal
+    tables = list({id(table): table for table in (costs, *costs.each)}.values())  # one for all equal lengths
     places = {id(table): len(pairs) * place for place, table in enumerate(tables)}
     works = [work for table in tables for work in _works_of(graph, table, pairs)]
     shift = np.array([places[id(table)] for table in (*costs.each, costs)])
@@ -143,7 +140,7 @@ def _works_of(graph: Graph, costs: CostTable, pairs: Sequence[tuple[int, int]]) 
 def _in_two_parts(
     rule: LateRest, slots: Sequence[Members], payload: Sequence[Payload | None], works: Sequence[Work]
 ) -> list[Work]:
-    """The works with those of steps divided: a device steps its columns, the host the fraction in its payload."""
+    """The works, with steps divided: a device steps its own columns, the host the fraction in its payload."""
     found = []
     for members, carried, work in zip(slots, payload, works, strict=True):
         if members[0][0] in (Kind.STEP, Kind.STEP_REST) and work.main:
@@ -153,11 +150,13 @@ def _in_two_parts(
     return found
 
 
-def shortened(works: Sequence[Work], less: Sequence[Number]) -> list[Work]:
-    """The works of actions whose main phases are shorter by `less`; unchanged if that is empty."""
+def shortened(slot: Ints, works: list[Work], less: Sequence[Number]) -> tuple[Ints, list[Work]]:
+    """Slots and works with main phases shorter by `less`, by topological position; unchanged if it is empty."""
     if not less:
-        return list(works)
-    return [work._replace(main=max(0, work.main - short)) for work, short in zip(works, less, strict=True)]
+        return slot, works
+    own = [works[number] for number in slot.tolist()]
+    works = [work._replace(main=max(0, work.main - short)) for work, short in zip(own, less, strict=True)]
+    return np.arange(len(works), dtype=np.int32), works
 
 
 def works_by_action(graph: Graph, costs: CostTable) -> list[Work]:

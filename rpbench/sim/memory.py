@@ -17,10 +17,10 @@ Changes = tuple[Ints, Times, npt.NDArray[np.int64]]  # device, moment, how many 
 
 
 def peak_in_flight(graph: Graph) -> list[int]:
-    """Most stage activations each device holds at once: one more at F, one less at the end of B or W.
+    """The most stage activations each device holds at once: one more at F, one less at the end of B or W.
 
-    Streamed schedules keep activations on the host, so a device holds those of the action it runs. Activations that
-    bound schedules have moved away do not count (`rpbench.ir.checks.residency`).
+    Streamed schedules keep activations on the host, so a device holds those of the running action. Activations that a
+    bound schedule has moved away do not count (`rpbench.ir.checks.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
         return _peak_resident(graph)
@@ -55,9 +55,9 @@ def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
 
 
 def _peak_resident(graph: Graph) -> list[int]:
-    """The same if some move elsewhere, those of partners included: the replay of `rpbench.ir.checks.residency`.
+    """The peak if activations move: from a replay with one slot a computation and none a transfer, partners' included.
 
-    Every computation takes one slot, transfers take none.
+    It is the maximum of `rpbench.ir.checks.residency.resident_levels`.
     """
     start, end = _slots(graph)
     (taken, released), of = _taking_and_releasing(graph), graph.columns.device
@@ -74,7 +74,7 @@ def _peak_resident(graph: Graph) -> list[int]:
 
 
 def _slots(graph: Graph) -> tuple[Times, Times]:
-    """When each action begins and ends."""
+    """When each action begins and ends, in slots."""
     takes = among(graph.columns.kind, COMPUTE)[graph.order].astype(np.int32)
     num, num_edges = graph.num_actions, len(graph.pred)
     inputs = graph.previous, graph.pred_start, graph.pred, np.zeros(num_edges), np.zeros(num_edges, bool), takes

@@ -1,17 +1,17 @@
 """Metrics: the numbers of a timeline, with units in their names; among them pace and bubble of the steady phase.
 
-The steady phase is that of a step among many that run back to back: the window lies in the middle of a run, without at
-least its first and last sixth. Where stages rotate over the devices, steps in which a device has much work alternate
-with steps in which it has little, and the window is cut to whole rotations, after which every stage is on the same
+The steady phase is that of a step among many that run back to back. Its window lies in the middle of a run, without at
+least the first and the last sixth. If stages rotate over the devices, steps in which a device has much work alternate
+with steps in which it has little. The window is then cut to whole rotations, after which every stage is on the same
 devices again:
 
     step       0   1   2   3   4   5   6   7   8   9  10  11        12 steps, a rotation every 4
     window                   |---------------|                      from the end of step 4 to that of step 8
 
-A run too short for a whole rotation in its middle has the window uncut.
+The window of a run stays uncut if no whole rotation fits into it.
 
-Where steps overlap, the last step has all devices to itself and ends sooner after the one before it than any other. The
-window of such steps leaves the last end out, and begins sooner where it would hold less than three.
+If steps overlap, the last step has all devices to itself, and ends sooner after the one before it than any other. The
+window of such steps leaves the last end out, and begins earlier if it would hold fewer than three steps.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ _BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
 class Idle:
     """Idle device-time of a step, split as the RoundPipe artifact does.
 
-    The parts sum to the whole where the last work of a device is a backward. `drain` counts everything after it, so
-    weight gradients and steps after it make the sum larger.
+    The parts sum to the whole if the last work of every device is a backward. `drain` counts all time after the last
+    backward, so later weight gradients and steps make the sum larger.
     """
 
     fill: float
@@ -191,10 +191,10 @@ def step_ends(graph: Graph, timeline: Timeline) -> Floats:
 
 
 def step_time(graph: Graph, timeline: Timeline) -> float:
-    """Time per step: the mean distance between step ends in the window, or each step's part of the run.
+    """Time per step: the mean distance between step ends in the window.
 
-    The latter for one or two steps, and where the window's two steps end together on different devices. Updates after
-    the last backward are a part of the run.
+    For one or two steps, and if both ends of the window are at one time, it is the run divided by the steps. Updates
+    after the last backward are a part of the run.
     """
     ends = step_ends(graph, timeline)
     if interval := _interval(ends, *_window(graph, *_paced(graph))) if len(ends) >= 3 else 0.0:
@@ -211,7 +211,7 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     """Idle fraction of the devices in the middle of a run; None for fewer than three steps, or if they end together.
 
     Every device is watched from the end of its last work for the step before the window to the end of its last work for
-    the last step in it. The gaps between the actions of its lane are idle, so no order has a bubble below 0.
+    the last step in the window. The gaps between the actions of its lane are idle, so no bubble is below 0.
     """
     num_steps = graph.schedule.shape.num_steps
     if num_steps < 3:
@@ -227,11 +227,11 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
 
 
 def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
-    """The bubble as a table of calls back to back defines it: the window uncut, between two ends on any devices.
+    """The bubble of the uncut window between two step ends on any devices, as a table of calls back to back defines it.
 
-    Of 60 calls it takes the ends of calls 20 and 50 (`analysis/published/async_bubble.csv`). Where stages rotate, it is
-    up to 0.14 points off the bubble of whole rotations, and below 0 for some runs of few steps. None for fewer than
-    three steps, and where the two steps end together.
+    Of 60 calls it takes the ends of calls 20 and 50 (`analysis/published/async_bubble.csv`). If stages rotate, it is up
+    to 0.14 points off the bubble of whole rotations, and below 0 for some runs of few steps. None for fewer than three
+    steps, and if the two steps end together.
     """
     if graph.schedule.shape.num_steps < 3:
         return None
@@ -246,7 +246,7 @@ def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
 
 
 def rotation_of(columns: Columns, shape: Shape) -> int:
-    """Steps after which every device has the same work again; all steps of a run where no two are alike.
+    """Steps after which every device has the same work again; all steps of a run if no two are alike.
 
     1 where stages stay. RoundPipe of S jobs a step on p devices: p / gcd(S, p).
     """
@@ -260,7 +260,7 @@ def _middle(num_steps: int) -> tuple[int, int]:
 
 
 def _paced(graph: Graph) -> tuple[int, int]:
-    """The steps whose ends the pace is taken between."""
+    """The two steps between whose ends the pace is measured."""
     num_steps = graph.schedule.shape.num_steps
     first, last = _middle(num_steps)
     if graph.schedule.policy is Policy.FLUSH:
@@ -271,7 +271,7 @@ def _paced(graph: Graph) -> tuple[int, int]:
 
 def _window(graph: Graph, first: int, last: int) -> tuple[int, int]:
     """The steps whose ends bound the window."""
-    if last - first <= 2:  # no rotation fits in, or it leaves the window as it is
+    if last - first <= 2:  # no rotation fits, or it leaves the window as it is
         return first, last
     rotation = rotation_of(graph.columns, graph.schedule.shape)
     whole = (last - first) // rotation * rotation
@@ -283,7 +283,7 @@ def _interval(ends: Floats, first: int, last: int) -> float:
 
 
 def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Time and idle time of every working device, from its last action up to one step to that up to another."""
+    """Time and idle time of every working device, from the end of its work up to step `first` to that up to `last`."""
     start, end = (np.asarray(times, float) for times in (timeline.start, timeline.end))
     steps = _steps(graph.columns, graph.schedule.shape)
     for _, begin, stop in compute_lanes(graph):
@@ -297,7 +297,7 @@ def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterato
 
 
 def _steps(columns: Columns, shape: Shape) -> Steps:
-    """The step that each action computes for, the earliest of those in an OVERLAP; -1 for other actions."""
+    """The step that each action computes for (of an OVERLAP, the earliest of its parts'); -1 for other actions."""
     computes = among(columns.kind, COMPUTE)
     found = np.where(computes, columns.index // shape.num_microbatches, -1).astype(np.int64)
     for number, parts in columns.sub.items():
@@ -306,7 +306,7 @@ def _steps(columns: Columns, shape: Shape) -> Steps:
 
 
 def _work_by_step(columns: Columns, shape: Shape) -> npt.NDArray[np.int64]:
-    """How often each step has each pair of device and stage, in either direction: (steps, pairs)."""
+    """How often each step has each triple of device, stage and direction: (steps, triples)."""
     plain = among(columns.kind, COMPUTE - {Kind.OVERLAP})
     device, stage, kind, index = (
         column[plain].astype(np.int64) for column in (columns.device, columns.stage, columns.kind, columns.index)

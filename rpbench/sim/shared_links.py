@@ -1,19 +1,18 @@
-"""Times of transfers and tasks that share links, a host's memory or an interpreter: an event simulation, fair shares.
+"""Times of transfers and tasks that share links, a host's memory or an interpreter, by an event simulation.
 
-Where devices share a root complex or the host's memory, the time of a transfer depends on the other transfers; no
-longest path gives it. The host's optimizer shares that memory with them. Every transfer gets its max-min fair share:
-rates rise together until a link is full, the transfers on it stay there, and the others go on rising. Rates change
-whenever a transfer begins or ends. Without shared links, the times are those of `rpbench.sim.longest_path`.
+If devices share a root complex or the host's memory, the time of a transfer depends on the other transfers, and no
+longest path gives it. The host's optimizer uses that memory as well. Every transfer gets its max-min fair rate: rates
+rise together until a link is full; the transfers on it keep their rate, and the others rise on. Rates change whenever a
+transfer begins or ends. Without shared links, the times are those of `rpbench.sim.longest_path`.
 
-Tasks are the same without a schedule. A task begins when all that it waits for has ended, the task before it in a lane
-included, and its port, if it needs one, is free; it ends when its own seconds have passed and its amount is served.
-Servers of amounts:
+Tasks need no schedule. A task begins when all tasks that it waits for have ended and its port, if it needs one, is
+free. It ends when its own seconds have passed and its amount is served. Servers of amounts:
 
-    copies    bytes over a link; at most the rate of a link each, the rate that copies of a root complex share, and a
-              fair share of the host's memory
-    host      bytes the host's threads read and write for one task: the memory's rate that copies leave, and at least
-              the share of one of them
-    loop      seconds of one interpreter, which takes turns among all that wait for it
+    copies    bytes over a link; a copy's rate is at most that of a link, its part of a root complex's rate, and its
+              part of the host's memory rate
+    host      bytes the host's threads read and write for one task: the memory rate that copies leave, and at least the
+              part of one copy
+    loop      seconds of one interpreter, which all tasks that need it share
 """
 
 from collections.abc import Sequence
@@ -85,27 +84,24 @@ class MovingGraph:
 
 
 class _Waits:
-    """The waits of a graph, by topological position, and their numbers: independent of costs."""
+    """The waits of a graph, by topological position, and how many each action has; they do not depend on costs."""
 
     def __init__(self, graph: Graph) -> None:
         places, behind = np.arange(graph.num_actions), graph.previous >= 0
         producer = np.concatenate([graph.pred, graph.previous[behind]])
         consumer = np.concatenate([np.repeat(places, np.diff(graph.pred_start)), places[behind]])
         first = np.concatenate([[0], np.cumsum(np.bincount(producer, minlength=graph.num_actions))])
-        behind = consumer[np.argsort(producer, kind="stable")]
-        columns = graph.previous, graph.pred_start, graph.pred, first, behind, (), ()
+        consumers = consumer[np.argsort(producer, kind="stable")]
+        columns = graph.previous, graph.pred_start, graph.pred, first, consumers, (), ()
         self.edges = Edges(*(np.asarray(column, np.int64) for column in columns))
-        self.counts = np.diff(graph.pred_start).astype(np.int64) + (graph.previous >= 0)
+        self.counts = np.diff(graph.pred_start).astype(np.int64) + behind
 
 
 def _simulate(
     graph: Graph, waits: _Waits, costs: CostTable, times: TransferTimes, less: Sequence[float] = (), *, compiles: bool
 ) -> Timeline:
     num = graph.num_actions
-    slot, works = works_by_slot(graph, costs)
-    if less:
-        works = shortened([works[number] for number in slot.tolist()], less)
-        slot = np.arange(num, dtype=np.int32)
+    slot, works = shortened(*works_by_slot(graph, costs), less)
     pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
     amount, server, servers, capacity = _amounts(graph, times, [own.transfer_time for own in costs.each])
     found = timed(
@@ -123,10 +119,10 @@ def _simulate(
 
 
 def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[Floats, Integers, Servers, Floats]:
-    """By position, bytes and their server; servers of equal flows; the capacity of shared links.
+    """By topological position, bytes and their server; the servers, one for all equal flows; the capacity of links.
 
     Args:
-        each: the times of every microbatch of a step, where they differ.
+        each: the times of every microbatch of a step; empty if all are alike.
     """
     cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
     flows = [[_flow(payload, own) for payload in graph.payload] for own in (*each, times)]
@@ -138,7 +134,7 @@ def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[F
         complexes = graph.columns.device[graph.order] // cluster.devices_per_root_complex
         num = int(complexes.max(initial=0)) + 1
         capacity += [cluster.root_complex_bytes_per_s] * (2 * num)  # each complex has a link in, and one out
-    capacity.append(1.0)  # SSDs give a second a second
+    capacity.append(1.0)  # amounts on SSDs are seconds
     first, found = dict[tuple[float, int, int, float], int](), list[tuple[float, int, int, float]]()
     for pace, memory, way, ssd in dict.fromkeys(flow[1:] for own in flows for flow in own):
         first[pace, memory, way, ssd] = len(found)
@@ -171,14 +167,14 @@ NOTHING, HOST, LOOP, COPY = 0, 1, 2, 3  # servers of amounts; COPY + g: the link
 
 @dataclass
 class Tasks:
-    """Tasks and their waits; times and amounts are given apart, by slot, so that they can be varied.
+    """Tasks and their waits; `run` takes times and amounts by slot, so that they can be varied.
 
     Attributes:
-        slot: key of a task's times.
+        slot: number of a task's times and amount.
+        port: the port it occupies; -1 for none.
+        urgent: whether it goes before others that wait for the same port.
         waits: number of tasks it waits for.
         followers: the tasks that wait for it.
-        port: port it occupies; -1 for none.
-        urgent: whether it goes before others that wait for the same port.
     """
 
     slot: list[int] = field(default_factory=list)
@@ -219,7 +215,7 @@ class Capacity:
         loop_share: fraction of a core that the interpreter has while the host's threads fill all cores.
 
     Raises:
-        ValueError: for a share that is not one.
+        ValueError: for a `loop_share` out of range.
     """
 
     copy_bytes_per_s: float = inf

@@ -1,6 +1,6 @@
-"""Walk: the times of one small schedule with the standard library alone, for places without numpy such as a browser.
+"""Walk: the times of one small schedule with the standard library alone, for a browser, which has no numpy.
 
-The loop is the simulator's (`rpbench.sim.kernels.relax`), with lists as columns and the edges of the checks.
+The loop is the simulator's (`rpbench.sim.kernels.relax`), on lists, with the edges of the checks.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,6 @@ from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.deadlock import in_rounds
-from rpbench.ir.index import Index
 from rpbench.ir.schedule import Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.edges import edges_of
@@ -26,7 +25,7 @@ class _Edge(NamedTuple):
 
 
 def walk(analysis: Analysis, costs: CostTable) -> Timeline:
-    """When each action runs: the times of `rpbench.sim.longest_path.simulate`.
+    """When each action runs; the times are those of `rpbench.sim.longest_path.simulate`.
 
     Args:
         costs: without times of transfers or of optimizer steps, as constant costs are.
@@ -63,13 +62,13 @@ def walk(analysis: Analysis, costs: CostTable) -> Timeline:
 
 
 def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
-    """For each action those it waits for, without those that its lane puts before it."""
+    """For each action its edges, without those from its own lane."""
     index = analysis.index
     found: list[list[_Edge]] = [[] for _ in index.actions]
     for edges in edges_of(index):
         of_gradient = edges.moved == "gradient" or index.shape.separate_cuts
         for producer, number in zip(edges.producers, edges.consumers, strict=True):
-            if number >= 0 <= producer and _is_needed(index, producer, number):
+            if number >= 0 <= producer and index.lane_of[producer] != index.lane_of[number]:
                 kind = index.actions[number].kind
                 late = (costs.recompute_ahead and kind in _BACKWARD and of_gradient) or (
                     costs.fused_ahead and kind is Kind.FB
@@ -78,14 +77,9 @@ def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
                 delay = costs.hop_between(index.actions[producer], index.actions[number]) if crosses else 0
                 found[number].append(_Edge(producer, delay, late))
     for producer, number in analysis.transfer_edges:
-        if _is_needed(index, producer, number):
+        if index.lane_of[producer] != index.lane_of[number]:
             found[number].append(_Edge(producer, 0, False))
     return found
-
-
-def _is_needed(index: Index, producer: int, number: int) -> bool:
-    """Whether lanes do not imply this edge."""
-    return index.lane_of[producer] != index.lane_of[number]
 
 
 def makespan(timeline: Timeline) -> Number:
@@ -101,7 +95,7 @@ def bubble(timeline: Timeline) -> Number:
 
 
 def held(analysis: Analysis) -> list[int]:
-    """Most stage activations that each device holds at once: `peak_in_flight` of a record."""
+    """The most stage activations that each device holds at once: `peak_in_flight` of a record."""
     schedule = analysis.schedule
     if schedule.weights is Weights.STREAMED:
         rows = map(schedule.compute, range(schedule.shape.num_ranks))
