@@ -85,7 +85,7 @@ def _first_of_round(schedule: Schedule) -> dict[int, int]:
 
 
 def _depth(schedule: Schedule, action: Action) -> int:
-    """How far on its way through the model an action is: forward stages up, then backward stages down."""
+    """The place of an action on the way through the model: forward stages up, then backward stages down."""
     shape = schedule.shape
     if action.kind is Kind.F:
         return action.stage

@@ -159,7 +159,7 @@ _kind_and_stage = itemgetter(0, 1)
 
 
 def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
-    """The objects that actions move, each once for a kind; None if no lane uses a link."""
+    """The objects that actions move, each once for a kind; None if all actions are on lane compute."""
     if not carries(analysis.schedule):
         return None
     numbers = np.array(sorted(analysis.payload), np.int32)
@@ -285,7 +285,7 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
 
 
 class _ByPlace:
-    """Plain actions of one kind and lane, by their places, ascending."""
+    """Finds the plain actions of a kind and lane by their places."""
 
     def __init__(self, schedule: Schedule, columns: Columns) -> None:
         lanes = np.array([LANES.index(name) for _, name, _ in schedule.items()], np.int8)
@@ -294,7 +294,7 @@ class _ByPlace:
         self._places = places_of(schedule.shape, columns)
 
     def of(self, kind: Kind, lane: str) -> tuple[Places, Ints]:
-        """Places and numbers of all actions of a kind on a lane."""
+        """Places and numbers of all actions of a kind on a lane, places ascending."""
         own = np.flatnonzero((self._kind == kind) & (self._lane == LANES.index(lane)))
         own = own[np.argsort(self._places[own], kind="stable")]
         return self._places[own], self._owner[own]

@@ -41,7 +41,7 @@ def _rules(index: Index, names: tuple) -> Iterator[str]:
     """The rules that an action of this kind, version, object, peer and parts breaks."""
     kind, version, what, peer, sub = names
     if any(part.kind not in COMPUTE for part in sub):
-        yield "an OVERLAP holds computations; what changes or moves weights stands in a place of its own"
+        yield "an OVERLAP holds computations; actions that change or move weights stand alone"
     if sub and index.shape.tensor_parallel:
         yield "devices with shares of a matrix meet inside every computation, which therefore runs by itself"
     yield from (rule for part in sub for rule in _rules(index, _NAMES(part)))
@@ -104,7 +104,7 @@ _SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs 
 
 
 def check_placement(index: Index) -> None:
-    """Check that computations stand on lane compute of a device that may hold the stage, backward beside forward."""
+    """Check that computations stand on lane compute of a device that may hold the stage, backward with forward."""
     _check_lanes(index)
     if index.schedule.placement:
         _check_holders(index)

@@ -41,10 +41,10 @@ def check_speculation(index: Index) -> None:
     for (stage, version), number in index.rollbacks.items():
         step = index.steps.get((stage, version))
         if step is None:
-            rule = f"{index.actions[number]} ends a step that is not there"
+            rule = f"{index.actions[number]} ends a STEP that the schedule lacks"
             raise broken(schedule, rule, [number], way_out=f"add {stage}STEP@{version}, or take it out")
         if index.lane_of[step] != index.lane_of[number]:
-            rule = f"{index.actions[number]} stands on another lane than {index.actions[step]}: who steps takes back"
+            rule = f"{index.actions[number]} stands on another lane than {index.actions[step]}: one lane runs both"
             raise broken(schedule, rule, [step, number])
     for version in range(1, schedule.shape.num_steps + 1):
         if version not in index.validations:

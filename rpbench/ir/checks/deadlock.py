@@ -86,7 +86,7 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int], takes:
                     latest = ran
             partner = partners.get(number, -1) if partners else -1
             if blocker < 0 <= partner and heads[lane_of[partner]] != partner:
-                blocker = partner - 1  # the peer stands at the RECV once it has run what comes before
+                blocker = partner - 1  # the peer comes to the RECV when it has run the action before
             if blocker >= 0:
                 waiting.setdefault(blocker, []).append(lane)
                 break

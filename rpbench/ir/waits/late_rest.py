@@ -92,11 +92,11 @@ def check_late_rest(index: Index) -> None:
         raise ScheduleError(str(error)) from None
     if rule is None:
         for number in index.rests.values():
-            raise broken(schedule, f"{index.actions[number]}: nothing is late here", [number], way_out="take it out")
+            raise broken(schedule, f"{index.actions[number]}: there is no late rest", [number], way_out="take it out")
         return
     if not index.steps:
         for number in index.rests.values():
-            raise broken(schedule, f"{index.actions[number]} steps a rest, and no STEP the others", [number])
+            raise broken(schedule, f"{index.actions[number]} steps the late columns, and no STEP the others", [number])
         return
     ends, moved = boundaries(rule, schedule.shape.num_steps), _moved(index)
     _check_host(index, ends, rule.num_warmup_steps, is_due=bool(moved or index.rests))
@@ -166,7 +166,7 @@ def _check_sums(index: Index, moved: Moved) -> None:
         if what == (Kind.STORE, "G") and numbers:
             storing[stage][device] = numbers[0]
     reducing = {
-        (index.lanes[index.lane_of[number]].device, action.stage)
+        (index.device(number), action.stage)
         for number, action in enumerate(index.actions)
         if action.kind is Kind.REDUCE_GRAD
     }

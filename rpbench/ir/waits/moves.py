@@ -61,7 +61,7 @@ _transfer_of = partial(tuple.__new__, Transfer)  # of all fields in their order:
 
 
 def has_transfers(schedule: Schedule) -> bool:
-    """Whether a schedule has actions of `CARRIERS`: moves to or from the host, gathers or reductions."""
+    """Whether a schedule has actions that go over a link, SEND and RECV apart."""
     return not CARRIERS.isdisjoint(schedule.kinds)
 
 
@@ -224,7 +224,7 @@ class Moves:
             for (what, _, _), numbers in self._numbers.items():
                 if what == arrive and numbers:
                     rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
-                    way_out = f"what is brought must be known: {', '.join(known.value for known in KNOWN)}"
+                    way_out = f"take a policy whose versions are known: {', '.join(known.value for known in KNOWN)}"
                     raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
 
     def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
