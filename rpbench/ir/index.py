@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rpbench.ir.action import HEAD, STEPPING, SUMS, Action, Kind
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.waits.edges import COUNTED, edges_of, names_versions, stages_updated, window
+from rpbench.ir.waits.edges import COUNTED, edges_of, stages_updated, window
 from rpbench.ir.waits.edges import GRADIENT as GRADIENT
 
 # Kinds that may lack a microbatch and may repeat.
@@ -260,11 +260,6 @@ class Index:
         if kind is Kind.F and self.shape.separate_cuts:
             return self._forward_updates[stage]
         return (stage,)
-
-    @cached_property
-    def names_versions(self) -> bool:
-        """Whether forwards name the version they read."""
-        return names_versions(self.schedule)
 
     @cached_property
     def _forward_updates(self) -> list[tuple[int, ...]]:

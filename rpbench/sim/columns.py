@@ -1,7 +1,7 @@
 """Columns: the actions of a schedule as arrays, read once, with the parts of OVERLAPs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ class Columns:
     index: Ints  # microbatch, or version of a STEP and its like, or -1
     part: Ints
     of_activations: Bools  # whether it names the object A
-    sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # number of every OVERLAP -> its parts
-    rows_are_bare: bool = False  # `Fields.is_bare` of all lanes, parts of OVERLAPs left out
+    sub: Mapping[int, tuple[Action, ...]]  # number of every OVERLAP -> its parts
+    rows_are_bare: bool  # `Fields.is_bare` of all lanes, parts of OVERLAPs left out
 
     @cached_property
     def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:

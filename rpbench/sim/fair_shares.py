@@ -52,7 +52,7 @@ class Servers(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Links that servers share; the last is that of SSDs. The last three fields are workspace."""
+    """Links that servers share; the last is that of SSDs, if any. The last three fields are workspace."""
 
     capacity: Array  # units a second
     beside_host: Array  # units a second while threads of the host run

@@ -51,7 +51,7 @@ class Graph:
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
     slots: tuple[Members, ...]
-    payload: tuple[Payload | None, ...] = ()  # by slot, the object its actions move over a link; empty: all None
+    payload: tuple[Payload | None, ...]  # by slot, the object its actions move over a link; empty: all None
 
     @property
     def num_actions(self) -> int:

@@ -38,20 +38,6 @@ _FORWARD = (Kind.F, Kind.FB, Kind.OVERLAP)
 _BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
 
 
-@dataclass(frozen=True)
-class Idle:
-    """Idle device-time of a step, split as the RoundPipe artifact does.
-
-    The parts sum to the whole if the last work of every device is a backward. `drain` counts all time after the last
-    backward, so later weight gradients and steps make the sum larger.
-    """
-
-    fill: float
-    switch: float
-    drain: float
-    intra: float
-
-
 def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_last_forward: bool) -> dict[str, Any]:
     """Every metric of one simulated run, in seconds.
 
@@ -66,8 +52,8 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
     makespan = max(lane.last_end for lane in lanes)
     work = sum(lane.busy for lane in lanes)
     span = max((lane.last_end - lane.first_start for lane in lanes), default=0.0)
-    idle = _split_idle(lanes, makespan, switch_after_last_forward)
     capacity = len(lanes) * makespan
+    fill, switch, drain = _split_idle(lanes, makespan, switch_after_last_forward)
     exposed = float(np.sum(np.asarray(timeline.exposed, float)))
     num_records = np.array([costs.together(members).num_records for members in graph.slots])
     return {
@@ -81,10 +67,10 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
         "bubble_between_ends": bubble_between_ends(graph, timeline),
         "busy_s": [lane.busy / second for lane in lanes],
         "idle_s": (capacity - work) / second,
-        "fill_s": idle.fill / second,
-        "switch_s": idle.switch / second,
-        "drain_s": idle.drain / second,
-        "intra_s": idle.intra / second,
+        "fill_s": fill / second,
+        "switch_s": switch / second,
+        "drain_s": drain / second,
+        "intra_s": max(0.0, capacity - work - fill - switch - drain) / second,
         "comm_total_s": float(timeline.comm_total) / second,
         "comm_data_s": _hops_with_data(graph, costs) / second,
         "comm_exposed_s": exposed / second,
@@ -150,14 +136,18 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
     return lanes
 
 
-def _split_idle(lanes: list[_DeviceTimes], makespan: float, after_last_forward: bool) -> Idle:
-    idle = len(lanes) * makespan - sum(lane.busy for lane in lanes)
+def _split_idle(lanes: list[_DeviceTimes], makespan: float, after_last_forward: bool) -> tuple[float, float, float]:
+    """Fill, switch and drain of the idle device-time, as in the RoundPipe artifact; the rest is intra.
+
+    The four sum to the whole if the last work of every device is a backward. Drain counts all time after the last
+    backward, so later weight gradients and steps make the sum larger.
+    """
     fill = sum(lane.first_start for lane in lanes if len(lane.start))
     drain = sum(makespan - lane.last_gradient for lane in lanes if lane.last_gradient is not None)
     switch = sum(
         _switch(lane, None if after_last_forward else len(lanes) - device) for device, lane in enumerate(lanes)
     )
-    return Idle(fill, switch, drain, max(0.0, idle - fill - switch - drain))
+    return fill, switch, drain
 
 
 def _switch(lane: _DeviceTimes, warmup: int | None) -> float:

@@ -157,6 +157,7 @@ class _Replay:
             )
         self.index = index
         self.policy = policy
+        self.names_versions = names_versions(index.schedule)
         rule = index.schedule.late_rest
         self.late = None if rule is None else steps_late(rule, shape.num_steps)
         self.newest = [0] * shape.num_backward_stages
@@ -204,7 +205,7 @@ class _Replay:
         fixed = version_read(self.policy, self.index.shape, microbatch, stage)
         if fixed is not None:
             version = fixed
-        elif kind is Kind.F and action.version is not None and self.index.names_versions:
+        elif kind is Kind.F and action.version is not None and self.names_versions:
             version = action.version
         elif kind is Kind.F and self.policy is Policy.VERTICAL:
             version = self.admitted.setdefault((microbatch, part), self.newest[0])

@@ -41,10 +41,6 @@ class Visit(NamedTuple):
     def first(self) -> int:
         return self.numbers[0]
 
-    @property
-    def last(self) -> int:
-        return self.numbers[-1]
-
 
 class Transfer(NamedTuple):
     """One transfer of weights or gradients: its pieces, the visits it serves, and the FREE that ends it, or -1."""
