@@ -12,6 +12,7 @@ from rpbench.advice.interval import Shared, ratio_reach
 from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
+from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ON_SSD
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
@@ -247,6 +248,7 @@ def mesh_options(job: Job) -> dict[str, Any]:
         "num_microbatches": job.num_microbatches,
         "chunks_per_device": job.chunks,
         "recompute": RECOMPUTE_WORD.get(job.recompute, job.recompute),
+        **({"kept_layers": list(job.kept_by_stage(symmetric(job.cut)))} if job.recompute == "fitting" else {}),
         "partition": "-".join(map(str, job.cut)),
     }
 
@@ -292,7 +294,7 @@ def command_of_mesh(job: Job) -> str:
         f"mesh.shard={mesh.sharing.what}",
         f"chunks_per_device={job.chunks}",
         f"'partition=\"{'-'.join(map(str, job.cut))}\"'",
-        f"recompute={RECOMPUTE_WORD[job.recompute]}",
+        f"recompute={RECOMPUTE_WORD.get(job.recompute, job.recompute)}",
         f"workload.microbatch_sequences={job.sequences}",
     ]
     return "python -m rpbench " + " ".join(words)
@@ -365,7 +367,7 @@ def _options(plan: Tuned) -> dict[str, Any]:
         "microbatch_sequences": setting.microbatch_sequences,
         "chunks_per_device": setting.chunks_per_device,
         "recompute": setting.recompute,
-        "keeps": list(plan.outcome.keeps),
+        "kept_layers": list(plan.outcome.keeps),
         "prefetch": setting.prefetch,
         "partition": str(plan.partition),
     }

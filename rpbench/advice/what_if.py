@@ -188,7 +188,7 @@ def mesh_points(job: Job, on: On, is_over: Callable[[], bool]) -> Iterator[Point
     space = Space()
     for count in sorted(on, reverse=True):
         for size, recompute in product(space.sequences, space.recomputes):
-            at = Point(count, size, RECOMPUTE_WORD[recompute])
+            at = Point(count, size, RECOMPUTE_WORD.get(recompute, recompute))
             machine = on[count]
             if not isinstance(machine, Machine) or is_over():
                 yield at._replace(why=OUT_OF_TIME if isinstance(machine, Machine) else str(machine))
@@ -223,7 +223,7 @@ def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute)
         num_microbatches=microbatches,
         recompute=recompute,
     )
-    memory, terms = memory_and_terms(changed)
+    changed, memory, terms = memory_and_terms(changed)
     step_s = sum(terms().values())
     return at._replace(
         num_microbatches=microbatches,

@@ -139,11 +139,15 @@ class _Needs:
         ways = np.array(sorted(_ways(num_layers, each), key=max))
         layers = np.zeros((len(ways), self._own.size), np.int64)
         layers[:, self._own] = ways[:, None]
-        found = []
-        for kept in product((False, True), repeat=each):  # all recomputed first
-            keeps = np.zeros((len(ways), self._own.size), bool)
-            keeps[:, self._own] = kept
-            found.append(self._footprint.peaks(layers, layers, keeps))
+        found = [self._footprint.peaks(layers, layers, 0 * layers)]  # all recomputed
+        for kept in product((False, True), repeat=each):
+            found.append(np.zeros_like(found[0]))
+            for first in (0, 1):  # every second device at a time, while the others keep one layer each
+                own, others = self._own[first::2], self._own[1 - first :: 2]
+                beside, keeps = layers.copy(), np.zeros_like(layers)
+                keeps[:, own] = kept
+                beside[:, others] = keeps[:, others] = np.arange(each) == 0
+                found[-1][:, first::2] = self._footprint.peaks(beside, beside, keeps * beside)[:, first::2]
         least = np.min(found, axis=0)
         self.bytes.append(least.min(axis=0))
         self._ways.append(ways)

@@ -1,7 +1,7 @@
 """`show`: a schedule as text, and what a person would ask about it first."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,6 +10,7 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.schedule import to_text
 from rpbench.mesh.layout import Mesh
+from rpbench.passes.recomputation import kept_layers
 from rpbench.records.record import check_target, check_writable
 from rpbench.run.assemble import Assembled, assemble
 from rpbench.workload.architecture import Architecture
@@ -49,6 +50,7 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
 
 
 def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
+    from rpbench.run.mesh_run import planned
     from rpbench.run.training.tensors import optimizer_settings
     from rpbench.sim.longest_path import simulate
     from rpbench.torch_runtime.formats.export import Given, export  # torch's forms; text needs none of them
@@ -59,7 +61,10 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     known: dict[str, Any] = {}
     if mesh is not None:
         known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
-    known["recompute"], known["notes"] = _recomputed(assembled, request.recompute)
+    cut, kept = assembled.choice.partition, assembled.keeps
+    if mesh is not None and request.mesh is not None and request.recompute == "fitting":
+        kept = planned(request, request.mesh)[0].kept_by_stage(cut)
+    known |= _recomputed(cut.backward, kept_layers(cut, request.recompute) if kept is None else kept)
     if assembled.model is not None:
         known["notes"] += tuple(_learning(assembled.model))
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
@@ -76,14 +81,16 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     return export(assembled.schedule, form, given)
 
 
-def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:
+def _recomputed(layers: Sequence[int], kept: Sequence[int]) -> dict[str, Any]:
     """Recomputation as frameworks have it, the same for all stages, with a note on stages that differ."""
-    stages = assembled.schedule.shape.num_backward_stages
-    kept = {"all": 0, "none": stages, "except_last": 1}.get(word, len(assembled.keeps or ()))
-    if kept in (0, stages):
-        return ("none" if kept else "full"), ()
-    which = "the last stage" if word == "except_last" else f"stages {', '.join(map(str, assembled.keeps or ()))}"
-    return "full", (f"the plan recomputes nothing in {which}; recomputing everywhere is slower, and fits",)
+    again = [number - less for number, less in zip(layers, kept, strict=True)]
+    if sum(again) in (0, sum(layers)):
+        return {"recompute": "full" if any(again) else "none", "notes": ()}
+    note = (
+        f"the plan recomputes {'-'.join(map(str, again))} layers of its stages; Megatron takes one number for all, "
+        f"here {max(again)}, and others recompute all layers: slower, and fits"
+    )
+    return {"recompute": "full", "recomputed_layers": max(again), "notes": (note,)}
 
 
 def _learning(model: Architecture) -> Iterator[str]:

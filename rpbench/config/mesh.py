@@ -125,7 +125,7 @@ def _overlapping(found: Software, asked: OverlapConfig) -> Software:
     return replace(found, **{name: value for name, value in traits.items() if value is not None})  # type: ignore[arg-type]
 
 
-RECOMPUTED = {"all": "full", "none": "none"}  # recompute= of a run -> recompute of a mesh
+RECOMPUTED = {"all": "full", "none": "none", "fitting": "fitting"}  # recompute= of a run -> recompute of a mesh
 
 
 def counted_cost(overrides: Sequence[str]) -> dict[str, Any]:

@@ -423,7 +423,7 @@ def _check_mode(request: Request) -> None:
 def _check_recompute(request: Request, mode: Mode) -> None:
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
-            f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
+            f"recompute=fitting with mode={mode.name}: layer by layer is simulated; use mode=simulate, or "
             "recompute=all, except_last or none"
         )
     if request.recompute == "fitting" and (request.model is None or request.schedule.file is not None):

@@ -66,7 +66,7 @@ CHARGES: Mapping[str, Charge] = {
     "P": Charge(lambda stage, sizes: stage.weights),
     "G": Charge(lambda stage, sizes: stage.gradients, place=_sum_copies),
     "O": Charge(lambda stage, sizes: stage.optimizer),
-    # Of stages that recompute; `StageBytes` knows which stages do.
+    # Of layers that recompute; `StageBytes` knows which do.
     "A": Charge(lambda stage, sizes: stage.inputs or sizes.boundary),
     "boundary": Charge(lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
     "sum": Charge(lambda stage, sizes: sizes.boundary),

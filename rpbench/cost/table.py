@@ -1,6 +1,6 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -27,10 +27,6 @@ class Work(NamedTuple):
     pre: Number = 0
     first_gradient: Number = 0
     num_records: int = 0
-
-    def without_pre(self) -> "Work":
-        """The work without recomputation."""
-        return self._replace(pre=0, first_gradient=max(0, self.first_gradient - self.pre))
 
     def over(self, divisor: Number) -> "Work":
         """The same work in less time: on a faster device, or for a part of a microbatch."""
@@ -266,31 +262,34 @@ class LayerTimes:
         fused_ahead: bool = False,
         num_head_shards: int = 0,
         keeps_last: bool = False,
-        keeps: Collection[int] = (),
+        keeps: Sequence[int] = (),
     ) -> CostTable:
         """Times per stage of a partition; of the head's equal shards, if it is cut over the devices.
 
         Args:
             keeps_last: the last stage's backward recomputes nothing.
-            keeps: backward stages that recompute nothing.
+            keeps: layers of each backward stage that recompute nothing, the last of their stage; empty: none.
 
         Raises:
             ValueError: if the partition does not cover the layers.
         """
-        spared = {*keeps, *([len(partition.backward) - 1] if keeps_last else [])}
+        spared = [*keeps] or [0] * len(partition.backward)
+        if keeps_last:
+            spared[-1] = partition.backward[-1]
         if num_head_shards:
             return self._with_cut_head(partition, num_head_shards, recompute_ahead, spared)
         partition.check_layers(self.num_layers)
+        made_again = [own[: len(own) - kept] for own, kept in zip(partition.backward_ranges(), spared, strict=True)]
         work = {
             Kind.F: self._forward_works(partition),
-            Kind.B: self._backward_works(partition, recompute_ahead, self.backward, self.head_backward),
+            Kind.B: self._backward_works(partition, made_again, recompute_ahead, self.backward, self.head_backward),
             Kind.FB: self._fused_works(partition),
         }
         if self.input_grad:
-            work[Kind.I] = self._backward_works(partition, recompute_ahead, self.input_grad, self.head_input_grad)
+            work[Kind.I] = self._backward_works(
+                partition, made_again, recompute_ahead, self.input_grad, self.head_input_grad
+            )
             work[Kind.W] = _plain_works(partition, self.weight_grad, self.head_weight_grad)
-        for kind in work.keys() & {Kind.B, Kind.I} if spared else ():
-            work[kind] = tuple(own.without_pre() if stage in spared else own for stage, own in enumerate(work[kind]))
         if self.step:
             work[Kind.STEP] = _plain_works(partition, self.step, self.head_step)
         return CostTable(
@@ -298,7 +297,7 @@ class LayerTimes:
         )
 
     def _with_cut_head(
-        self, partition: Partition, num_shards: int, recompute_ahead: bool, keeps: Collection[int]
+        self, partition: Partition, num_shards: int, recompute_ahead: bool, keeps: Sequence[int]
     ) -> CostTable:
         """A table whose stages lack the head's work; every device has a shard of the head as actions of their own."""
         headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0, head_step=0)
@@ -319,14 +318,19 @@ class LayerTimes:
         return tuple(Work(total(self.forward, own) + head, num_records=len(own) + (head > 0)) for own, head in stages)
 
     def _backward_works(
-        self, partition: Partition, ahead: bool, gradient: Sequence[Number], head_gradient: Number
+        self,
+        partition: Partition,
+        made_again: Sequence[range],
+        ahead: bool,
+        gradient: Sequence[Number],
+        head_gradient: Number,
     ) -> tuple[Work, ...]:
         works = []
-        for layers, head in _stages(partition.backward_ranges(), head_gradient):
-            first = pre = total(self.recompute, layers)
+        for (layers, head), again in zip(_stages(partition.backward_ranges(), head_gradient), made_again, strict=True):
+            first = pre = total(self.recompute, again)
             if not ahead:  # layer by layer, top down: recompute one, then its backward; the head's backward comes first
-                first = 0 if head > 0 or not layers else self.recompute[layers[-1]]
-            records = len(layers) * (2 if pre > 0 else 1) + (head > 0)
+                first = self.recompute[layers[-1]] if layers and again == layers and not head > 0 else 0
+            records = len(layers) + len(again) * (pre > 0) + (head > 0)
             works.append(Work(total(gradient, layers) + head, pre, first, records))
         return tuple(works)
 

@@ -6,7 +6,7 @@ stage that recomputes saves one boundary tensor; one that recomputes nothing mov
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -32,32 +32,41 @@ class StageBytes:
     """Bytes of the stages of a partition.
 
     Args:
-        keeps: stages that recompute nothing; None: all or none, as `sizes` says.
+        keeps: layers of each backward stage that recompute nothing, the last of their stage; empty: none; None: all or
+            none, as `sizes` says.
         num_head_shards: stages that have a shard of embedding and head each; 0: both are whole.
     """
 
     def __init__(
-        self, partition: Partition, sizes: ModelBytes, keeps: Collection[int] | None = None, num_head_shards: int = 0
+        self, partition: Partition, sizes: ModelBytes, keeps: Sequence[int] | None = None, num_head_shards: int = 0
     ) -> None:
         partition.check_layers(sizes.num_layers)
-        everyone = range(len(partition.backward)) if sizes.keeps_activations else ()
-        self._sizes, self._keeps = sizes, frozenset(everyone if keeps is None else keeps)
+        everything = partition.backward if sizes.keeps_activations else ()
+        self._sizes, self._keeps = sizes, tuple(everything if keeps is None else keeps)
+        self._layers = partition.backward_ranges()
         shards = num_head_shards
         self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused, num_shards=shards)
         self._backward = _stages(partition.backward_ranges(), sizes, has_head=True, num_shards=shards)
 
     def of(self, payload: Payload) -> Number:
         """Bytes that an action carries over the link of its device."""
-        if payload.object == "A" and payload.stage in self._keeps:
-            last = payload.stage == len(self._backward) - 1
-            kept = self.stage(payload.stage, backward=True).activations + self._sizes.logits * last
-            return _part(kept, payload.share)
+        if payload.object == "A" and any(self._keeps[payload.stage : payload.stage + 1]):
+            return _part(self._activations(payload.stage), payload.share)
         stages = self._backward if payload.backward else self._forward
         stage = stages[min(payload.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
         amount = CHARGES[payload.object].bytes_of(stage, self._sizes)
         if payload.object == "G" and payload.lane == "net":
             amount = amount * self._sizes.reduced_bytes // BYTES_PER_VALUE
         return _part(amount, payload.share)
+
+    def _activations(self, stage: int) -> Number:
+        """Bytes of one microbatch that a stage keeps: activations of some layers, inputs of the others, logits."""
+        own, sizes = self._layers[stage], self._sizes.layers
+        first = len(own) - self._keeps[stage]
+        kept = sum(sizes[layer].activations for layer in own[first:])
+        if first > 0:
+            kept += sum(sizes[layer].inputs for layer in own[:first]) or self._sizes.boundary
+        return kept + self._sizes.logits * (stage == len(self._layers) - 1)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
         """Bytes of a forward or a backward stage."""
@@ -72,7 +81,7 @@ def _part(amount: int, share: Fraction) -> Number:
 def moved_bytes(
     schedule: Schedule | Analysis,
     sizes: ModelBytes,
-    keeps: Collection[int] | None = None,
+    keeps: Sequence[int] | None = None,
     carry: Mapping[tuple[Kind, int], Sequence[Payload]] | None = None,
 ) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
@@ -249,7 +258,7 @@ class Traffic:
     boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 
-    def times(self, schedule: Schedule, units_per_second: int, keeps: Collection[int] | None = None) -> TransferTimes:
+    def times(self, schedule: Schedule, units_per_second: int, keeps: Sequence[int] | None = None) -> TransferTimes:
         """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
         assert schedule.partition is not None
         stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps, schedule.shape.num_head_shards)
@@ -271,12 +280,11 @@ class Traffic:
             for lane in ("d2h", "h2d")
         )
 
-    def charged(self, schedule: Schedule, costs: CostTable, keeps: Collection[int] | None = None) -> CostTable:
+    def charged(self, schedule: Schedule, costs: CostTable, keeps: Sequence[int] | None = None) -> CostTable:
         """The costs with what the transfers and the optimizer of a schedule take.
 
         Args:
-            keeps: backward stages that recompute nothing, whose whole activations move; None: all or none, as the
-                sizes say.
+            keeps: as of `StageBytes`; whole activations of these layers move.
         """
         if costs.each:
             pairs = list(zip(costs.each, self.sizes.of_each, strict=True))

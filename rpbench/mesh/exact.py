@@ -15,7 +15,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory
+from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory, fitted
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -27,11 +27,10 @@ WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose framew
 
 def mesh_times(job: Job) -> LayerTimes:
     """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included."""
-    layers = [job.kinds[kind] for kind in job.architecture.layers]
     blocks = job.software.blocking_hops and job.schedule in WAITING and job.mesh.pipeline > 1
     blocked_s = job.hop_s * (job.num_stages - 1) if blocks else 0.0  # of one microbatch and one way, in all stages
-    each = lost_s(job) + blocked_s / len(layers)
-    return as_times(layers, job.head, job.hop_s, each=each, split=job.software.split_penalty)
+    each = lost_s(job) + blocked_s / len(job.layers_s)
+    return as_times(job.layers_s, job.head, job.hop_s, each=each, split=job.software.split_penalty)
 
 
 def exact_terms(job: Job) -> Terms:
@@ -54,19 +53,23 @@ def problem_of(job: Job) -> Problem:
         job.mesh.pipeline,
         job.num_microbatches,
         chunks_per_rank=job.chunks,
+        fitting=job.recompute == "fitting",
         memory=device_memory(job),
     )
 
 
-def exact(job: Job) -> tuple[Terms, list[Bytes]]:
-    """The seconds of a step by cause and the bytes of each rank by class, for any registered schedule.
+def exact(job: Job) -> tuple[Job, Terms, list[Bytes]]:
+    """A job as it fits, the seconds of a step by cause and the bytes of each rank by class.
 
-    The order may follow from times. ValueError if the schedule does not take the sizes.
+    The schedule is any registered one, and its order may follow from times. ValueError if it does not take the sizes.
     """
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
+    if job.recompute == "fitting":
+        job = fitted(job, order)
+        costs = problem_of(job).costs(partition)
     step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
-    return step.terms, bytes_of_order(job, step.order, step.graph.analysis)
+    return job, step.terms, bytes_of_order(job, step.order, step.graph.analysis)
 
 
 def with_cut(job: Job, order: Schedule) -> Job:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-from rpbench.ir.partition import split_evenly
-from rpbench.mesh.layers.layer_seconds import RECOMPUTES, Precision, Setting
+from rpbench.ir.partition import Partition, split_evenly
+from rpbench.mesh.layers.layer_seconds import RECOMPUTES, Precision, Seconds, Setting
 from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.registry import entry, unknown_name
 from rpbench.workload.counts import Layer
@@ -23,6 +23,7 @@ class Job(Setting):
     schedule: str = "1f1b"
     chunks: int = 1  # stages on each pipeline rank
     cut: tuple[int, ...] = ()  # layers of each stage, in model order; empty for an even cut
+    kept: tuple[int, ...] = ()  # with recompute=fitting: layers that are not recomputed (`rpbench.mesh.memory.fitted`)
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "sequences", "num_microbatches", "chunks"):
@@ -57,6 +58,19 @@ class Job(Setting):
                 )
             object.__setattr__(self, "cut", tuple(split_evenly(layers, stages)))
 
+    @cached_property
+    def layers_s(self) -> tuple[Seconds, ...]:
+        """Seconds of every layer for one microbatch; those that keep their activations are not recomputed."""
+        found = [self.kinds[kind] for kind in self.architecture.layers]
+        for layer in self.kept if self.recompute == "fitting" else ():
+            found[layer] = found[layer]._replace(recompute=0.0)
+        return tuple(found)
+
+    def kept_by_stage(self, cut: Partition) -> tuple[int, ...]:
+        """Layers of each backward stage of a cut that are not recomputed, where the memory decides."""
+        kept = {*self.kept} if self.recompute == "fitting" else set()
+        return tuple(sum(layer in kept for layer in own) for own in cut.backward_ranges())
+
     @property
     def num_stages(self) -> int:
         return self.mesh.pipeline * self.chunks
@@ -86,8 +100,8 @@ class Job(Setting):
         return hop_s(self)
 
 
-def stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> list[Sequence[Layer]]:
-    """The layers of each stage of a cut."""
+def stages_of(layers: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
+    """The layers of each stage of a cut, or what there is of every layer."""
     return [layers[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
@@ -117,4 +131,9 @@ def stage_seconds(job: Job) -> StageSeconds:
     # the embedding: tokens looked up, positions and dropout
     forward[0] += 8.0 * job.microbatch_tokens * job.architecture.hidden / job.memory_rate / job.spread
     backward = summed("backward_all", job.head.backward_all)
-    return StageSeconds(tuple(forward), tuple(backward), tuple(summed("recompute")))
+    each_s = [layer.recompute for layer in job.layers_s]
+    again = [
+        sum(each * number for (_, each), number in Counter(own).items())
+        for own in stages_of([*zip(job.architecture.layers, each_s, strict=True)], job.cut)
+    ]
+    return StageSeconds(tuple(forward), tuple(backward), tuple(again))

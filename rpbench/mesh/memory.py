@@ -5,6 +5,7 @@ streamed stages. Here the sizes are those of a device of the mesh under its soft
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,26 +39,55 @@ def bytes_of_ranks(job: Job) -> list[Bytes]:
 
     The order is the one that the job's schedule has without costs.
     """
-    ranks, chunks, microbatches = job.mesh.pipeline, job.chunks, job.num_microbatches
-    enough = min(microbatches, 4 * ranks * chunks)  # most orders have no more in flight in a long step
-    order, footprint, in_flight = _replayed(job.schedule, ranks, chunks, enough)
-    if in_flight >= enough < microbatches:  # GPipe keeps them all
-        order, footprint, _ = _replayed(job.schedule, ranks, chunks, microbatches)
+    order, footprint = _long_enough(job)
     return _with_mesh(job, order, footprint, symmetric(job.cut))
 
 
 def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]:
     """The same for another order, which has a partition and no exchanges of data parallelism."""
     assert order.partition is not None
-    nothing_recomputed = [0] * order.shape.num_ranks
-    return _with_mesh(job, order, Footprint(order, _NOTHING, nothing_recomputed, analysis=analysis), order.partition)
+    return _with_mesh(job, order, _footprint(order, analysis), order.partition)
+
+
+def fitted(job: Job, order: Schedule | None = None, analysis: Analysis | None = None) -> Job:
+    """The job with the layers that need not be recomputed, where it recomputes as few as the memory allows.
+
+    Args:
+        order: as of `bytes_of_order`; None: as of `bytes_of_ranks`.
+    """
+    if job.recompute != "fitting" or (order is not None and order.weights is Weights.STREAMED):
+        return job
+    if order is None:
+        (order, footprint), cut = _long_enough(job), symmetric(job.cut)
+    else:
+        assert order.partition is not None
+        footprint, cut = _footprint(order, analysis), order.partition
+    memory, rows = device_memory(job), (np.array([cut.forward]), np.array([cut.backward]))
+    keeps = footprint.of_sizes(memory.sizes).fitting(*rows, memory.limit_bytes)[0].tolist()
+    pairs = zip(cut.backward_ranges(), keeps, strict=True)
+    return replace(job, kept=tuple(layer for own, number in pairs for layer in own[len(own) - number :]))
+
+
+def _long_enough(job: Job) -> tuple[Schedule, Footprint]:
+    """The order that a job's schedule has without costs, with as many microbatches as its memory depends on."""
+    ranks, chunks, microbatches = job.mesh.pipeline, job.chunks, job.num_microbatches
+    enough = min(microbatches, 4 * ranks * chunks)  # most orders have no more in flight in a long step
+    order, footprint, in_flight = _replayed(job.schedule, ranks, chunks, enough)
+    if in_flight >= enough < microbatches:  # GPipe keeps them all
+        order, footprint, _ = _replayed(job.schedule, ranks, chunks, microbatches)
+    return order, footprint
+
+
+def _footprint(order: Schedule, analysis: Analysis | None = None) -> Footprint:
+    return Footprint(order, _NOTHING, [0] * order.shape.num_ranks, analysis=analysis)
 
 
 def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) -> list[Bytes]:
     """Bytes of each rank by class with the sizes of a mesh, and those of tensors that a collective has under way."""
     streamed = order.weights is Weights.STREAMED
     sized = footprint.of_sizes(mesh_sizes(job, streamed=streamed))
-    tables = sized.classes(np.array([cut.forward]), np.array([cut.backward]))
+    keeps = np.array([job.kept_by_stage(cut)]) if job.recompute == "fitting" else None
+    tables = sized.classes(np.array([cut.forward]), np.array([cut.backward]), keeps)
     more, ranks = {} if streamed else _on_their_way(job), range(order.shape.num_ranks)
     return [{name: float(table[0, rank]) for name, table in tables.items()} | more for rank in ranks]
 
@@ -106,7 +136,7 @@ def device_memory(job: Job) -> DeviceMemory:
 
 def kept_bytes(job: Job, layer: Layer) -> float:
     """Bytes one layer keeps of one microbatch in flight."""
-    if job.recompute == "full":
+    if job.recomputes_layers:
         return input_bytes(job)
     found = layer_bytes(job, layer)
     return 0.5 * found if job.recompute == "per_op" else found
@@ -115,7 +145,7 @@ def kept_bytes(job: Job, layer: Layer) -> float:
 def working_set_bytes(job: Job) -> float:
     """Bytes of a backward's buffers, and of one layer's activations where everything is recomputed."""
     own = working_bytes(job)
-    if job.recompute == "full":
+    if job.recomputes_layers:
         return own + max(layer_bytes(job, kind) for kind in dict.fromkeys(job.architecture.layers))
     return own
 
@@ -124,7 +154,7 @@ def working_set_bytes(job: Job) -> float:
 def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> tuple[Schedule, Footprint, float]:
     """An order, its footprint and the most microbatches of a stage in flight; ValueError if the sizes do not fit it."""
     order = entry(name).build(Shape(ranks, ranks * chunks, microbatches))
-    footprint = Footprint(order, _NOTHING, [0] * ranks)
+    footprint = _footprint(order)
     return order, footprint, max(levels.max() for levels in footprint.moments())
 
 
@@ -142,7 +172,7 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
         boundary=round(input_bytes(job)),
         logits=0,
         logits_chunk=round(logits_bytes(job)),
-        keeps_activations=not streamed and job.recompute != "full",
+        keeps_activations=not streamed and not job.recomputes_layers,
     )
     return with_software(found, job)
 
@@ -150,7 +180,7 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
     found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
-    whole = streamed or job.recompute == "full"
+    whole = streamed or job.recomputes_layers
     activations = layer_bytes(job, kind) if whole else kept_bytes(job, kind)
     return found._replace(activations=activations, inputs=0 if streamed or not whole else input_bytes(job))
 

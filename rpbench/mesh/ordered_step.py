@@ -112,7 +112,7 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
 
 def parts_of_work(job: Job, busiest_s: float, *, splits: bool) -> Terms:
     """The seconds of the busiest rank by part, in the proportions of the model's layers and head."""
-    layers = [*(job.kinds[kind] for kind in job.architecture.layers), job.head]
+    layers = [*job.layers_s, job.head]
     penalty = job.software.split_penalty if splits else 1.0
     found = {
         "kernels": sum(each.forward + penalty * (each.input_grad + each.weight_grad) for each in layers),
@@ -186,8 +186,8 @@ def _widened(job: Job, copies: int) -> Job:
 def _bucketed(job: Job, counts: tuple[int, ...], whole: Exchanges) -> Exchanges:
     """The exposed part of exchanges once a step: the first bucket goes during a stage's last backward, not after it."""
     found = []
-    for stage, (kinds, all_of_it) in enumerate(zip(stages_of(job.architecture.layers, counts), whole, strict=True)):
-        layers = [*(job.kinds[kind] for kind in kinds), *[job.head] * (stage == len(counts) - 1)]
+    for stage, (own, all_of_it) in enumerate(zip(stages_of(job.layers_s, counts), whole, strict=True)):
+        layers = [*own, *[job.head] * (stage == len(counts) - 1)]
         forward = sum(each.forward_all for each in layers)
         backward = sum(each.backward_all + each.recompute for each in layers)
         found.append(beside_computation(job, all_of_it, forward, backward))

@@ -61,8 +61,7 @@ def layered(job: Job) -> Layered:
     graph = _graph(len(cut), job.num_microbatches, parameters, gradients)
     own = exchanged(job, cut, ends_together=True)
     late = late_s(job, graph.schedule, own, own, parameters, gradients)
-    layers = [job.kinds[kind] for kind in job.architecture.layers]
-    times = as_times(layers, job.head, 0.0, each=lost_s(job))
+    times = as_times(job.layers_s, job.head, 0.0, each=lost_s(job))
     beside = job.software.constants["beside"]
     run = replace(times, beside=beside).of_whole_microbatches(1, gathers=parameters == "visit")
     costs = replace(run.table(symmetric(cut)), transfer_time=partial(transfer_time, own, own, 1))

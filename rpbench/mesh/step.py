@@ -1,5 +1,6 @@
 """Seconds of a step: stages, pipeline, data parallelism, optimizer; closed forms."""
 
+from collections import Counter
 from math import log2
 
 from rpbench.mesh.data_parallel import beside_computation, gathered_layer, reduced
@@ -82,13 +83,12 @@ def stages_of_step(job: Job) -> StageSeconds:
         return stage_seconds(job)
     own, mesh = job.architecture, job.mesh
     forward = backward = 0.0
-    for layers in job.stage_layers:
-        for kind, count in layers:
-            parameters = own.dense_parameters(kind) / mesh.tensor
-            if mesh.expert == 1:  # else experts stay on the devices they are spread over
-                parameters += own.expert_parameters(kind) / mesh.expert_tensor
-            found = gathered_layer(job, job.kinds[kind], parameters)
-            forward, backward = forward + count * found.forward, backward + count * found.backward
+    for (kind, seconds), count in Counter(zip(own.layers, job.layers_s, strict=True)).items():
+        parameters = own.dense_parameters(kind) / mesh.tensor
+        if mesh.expert == 1:  # else experts stay on the devices they are spread over
+            parameters += own.expert_parameters(kind) / mesh.expert_tensor
+        found = gathered_layer(job, seconds, parameters)
+        forward, backward = forward + count * found.forward, backward + count * found.backward
     return StageSeconds((forward + job.head.forward_all,), (backward + job.head.backward_all,), (0.0,))
 
 

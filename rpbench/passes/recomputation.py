@@ -1,10 +1,10 @@
-"""Recomputation: which stages run their forward again, and where that stands in a row.
+"""Recomputation: which layers run their forward again, and where that stands in a row.
 
     all          every stage runs its forward again, from the input it has saved
     except_last  the last stage does not, where its backward directly follows its forward, which costs no memory
                  (`rpbench.ir.checks.residency`)
     none         no stage does: a device holds whole activations of every microbatch in flight
-    fitting      as few stages do as the memory allows (`rpbench.cost.footprint.fitting`); in simulation
+    fitting      as few layers do as the memory allows (`rpbench.cost.footprint.fitting`); in simulation
 
 torchgpipe's `checkpoint` says the same of microbatches: `always` is `all`, `never` is `none`; its `except_last` spares
 the last microbatch of a batch, which comes back at once on the last stage only.
@@ -27,6 +27,7 @@ from typing import Literal, get_args
 
 from rpbench.ir.action import BACKWARD, Action, Kind, parts_of
 from rpbench.ir.checks.residency import turns_at_once
+from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Weights
 
@@ -48,6 +49,14 @@ _SAME_WEIGHTS = frozenset(
         Policy.SELECTIVE,
     }
 )
+
+
+def kept_layers(partition: Partition, recompute: str) -> tuple[int, ...]:
+    """Layers of each backward stage that run their forward once, under any choice but `fitting`."""
+    *others, last = partition.backward
+    if recompute == "none":
+        return partition.backward
+    return (*[0] * len(others), last * (recompute == "except_last"))
 
 
 def check_nothing_leaves(schedule: Schedule, recompute: str, objects: Set[str]) -> None:

@@ -76,7 +76,7 @@ class Climb:
     Args:
         seeds: partitions with the same numbers of stages.
         order: of the problem and these numbers of stages; None: it is made, or ValueError.
-        fitting: whether every plan recomputes as few of its stages as its memory allows.
+        fitting: whether every plan recomputes as few of its layers as its memory allows.
     """
 
     def __init__(
@@ -94,14 +94,13 @@ class Climb:
         order = order or ClimbOrder(problem, self.counts)
         keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
         self.num_actions = graph.num_actions
-        last = self.counts[1] - 1
-        self._keeps = np.arange(last + 1)[None, :] == last if keeps_last else None
+        self._keeps_last = keeps_last
         self._batch = PlanBatch(
             graph,
             problem.times,
             recompute_ahead=problem.recompute_ahead,
             fused_ahead=problem.fused_ahead,
-            keeps=(last,) if keeps_last else (),
+            keeps_last=keeps_last,
         )
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory
@@ -152,7 +151,7 @@ class Climb:
         if not self._fitting or self._memory is None:
             return self._fitting
         row = self._plans[self._best][None, :]
-        return bool(self._footprint.fitting(row, row, self._memory.limit_bytes).all())
+        return bool((self._footprint.fitting(row, row, self._memory.limit_bytes) == row).all())
 
     def run(self, work: int, patience: int = PATIENCE) -> None:
         """Search until `work` more is done, or `patience` moves in a row bring no better plan."""
@@ -207,15 +206,18 @@ class Climb:
     def _score(self, rows: Ints) -> Floats:
         num_forward = self.counts[0]
         forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
-        everything = np.ones((1, backward.shape[1]), bool) if self._fitting else None
-        scores = self._batch.makespans(forward, backward, everything)  # a lower bound for stages that will recompute
+        everything = backward if self._fitting else None
+        scores = self._batch.makespans(forward, backward, everything)  # a lower bound for layers that will recompute
         if self._memory is not None:
             close = scores <= self.best_score * (1 + SLACK)  # the other plans are dropped whatever they need
-            limit, keeps = self._memory.limit_bytes, self._keeps
+            limit, keeps = self._memory.limit_bytes, None
             forward, backward = forward[close], backward[close]
+            if self._keeps_last:
+                keeps = 0 * backward
+                keeps[:, -1] = backward[:, -1]
             if self._fitting:
                 keeps = self._footprint.fitting(forward, backward, limit)
-                again = ~keeps.all(axis=1)
+                again = (keeps < backward).any(axis=1)
                 scores[np.flatnonzero(close)[again]] = self._batch.makespans(
                     forward[again], backward[again], keeps[again]
                 )

@@ -7,6 +7,7 @@ import numpy as np
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.ir.partition import Partition
 from rpbench.ir.timeline import Timeline
+from rpbench.passes.recomputation import kept_layers
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
@@ -35,7 +36,7 @@ def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluat
     found = makespan(simulate_charged(graph, problem.charged(graph.schedule)))
     infeasible, memory = "", problem.memory
     if memory is not None:
-        keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
+        keeps = kept_layers(partition, "except_last") if problem.keeps_last else None
         classes = classes_of(graph.schedule, memory.sizes, peak_in_flight(graph), keeps)
         infeasible = why_infeasible(graph.schedule, classes, memory.limit_bytes)
     return Plan(partition, found, num_evaluated, method, infeasible)

@@ -49,8 +49,8 @@ class Problem:
     published: Partition | None = None  # the partition published for this schedule and model, if any
     memory: DeviceMemory | None = None  # of a device, and the model's sizes; None for no limit
     keeps_last: bool = False  # the last stage is not recomputed; for orders that go back at once (`turns_at_once`)
-    fitting: bool = False  # as few stages recompute as the memory allows, which depends on the cut
-    keeps: tuple[int, ...] = ()  # other backward stages whose layers are not recomputed; known only for a given cut
+    fitting: bool = False  # as few layers recompute as the memory allows, which depends on the cut
+    keeps: tuple[int, ...] = ()  # layers of each backward stage that are not recomputed; known only for a given cut
     activations: LayerActivations = UNKNOWN  # of one layer, for schedules that order by the activations of stages
     finish: Callable[[Schedule], Schedule] | None = None  # adds steps and transfers; None: steps, if there are several
     traffic: Traffic | None = None  # times of transfers; None: transfers take no time

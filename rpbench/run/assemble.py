@@ -1,6 +1,6 @@
 """Assembling a run from its request: model, cluster, costs, partition and the checked schedule."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from rpbench.mesh.layers.layer_times import optimizer_traffic
 from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import stream
-from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
+from rpbench.passes.recomputation import check_nothing_leaves, check_recompute, kept_layers
 from rpbench.places import ORDERS
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
@@ -90,7 +90,7 @@ def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence
 
 
 def transfer_bytes(
-    schedule: Schedule | Analysis, sizes: ModelBytes | None, costs: CostTable, keeps: Collection[int] | None = None
+    schedule: Schedule | Analysis, sizes: ModelBytes | None, costs: CostTable, keeps: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """Record fields: bytes over each kind of link, per device; empty without transfers."""
     analysis = analysed(schedule)
@@ -122,7 +122,7 @@ class Assembled:
     plan: Tuned | None = None  # found by a search of all options
     step_terms_s: Mapping[str, float] | None = None  # of `plan`: seconds of a step by cause
     order_sha256: str | None = None  # of `plan`: equal where devices compute the same in the same order
-    keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
+    keeps: tuple[int, ...] | None = None  # layers of each stage that recompute nothing, where they were chosen
     microbatch_tokens: tuple[int, ...] = ()  # of every microbatch of a step, where they differ
 
     @property
@@ -167,7 +167,7 @@ def assemble(request: Request) -> Assembled:
     keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)
     if request.recompute == "except_last":
-        keeps = (schedule.shape.num_backward_stages - 1,)
+        keeps = kept_layers(choice.partition, "except_last")
     return Assembled(
         problem.entry,
         schedule,
@@ -200,13 +200,14 @@ def _check_schedule(request: Request, schedule: Schedule) -> None:
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
-    """The stages that keep their activations instead of recomputing: as many as fit."""
-    num_stages, memory = schedule.shape.num_backward_stages, problem.memory
-    if memory is None or schedule.partition is None:
-        return tuple(range(num_stages))
+    """The layers of each stage that keep their activations instead of recomputing: as many as fit."""
+    memory = problem.memory
+    assert schedule.partition is not None
+    if memory is None:
+        return schedule.partition.backward
     footprint = Footprint(schedule, memory.sizes, peak_in_flight(graph), keeps=())
     cut = np.array([schedule.partition.forward]), np.array([schedule.partition.backward])
-    return tuple(np.flatnonzero(footprint.fitting(*cut, memory.limit_bytes)[0]).tolist())
+    return tuple(footprint.fitting(*cut, memory.limit_bytes)[0].tolist())
 
 
 def pose(request: Request) -> Problem:
@@ -388,7 +389,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         sizes,
         request.tokens_per_microbatch,
         profile=times if cost.name == "profiled" else None,
-        keeps=(schedule.shape.num_backward_stages - 1,) if request.recompute == "except_last" else None,
+        keeps=kept_layers(schedule.partition, "except_last") if request.recompute == "except_last" else None,
     )
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from rpbench.config.mesh import RECOMPUTED, MeshChoice
 from rpbench.config.request import Request
+from rpbench.cost.table import CostTable
+from rpbench.ir.schedule import Schedule
 from rpbench.mesh.exact import mesh_times, under_mesh, with_cut
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import bytes_of_order, device_memory, fullest
+from rpbench.mesh.memory import bytes_of_order, device_memory, fitted, fullest
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.plan import Choice, choose
@@ -20,31 +22,43 @@ from rpbench.sim.metrics import measure
 
 
 def prepare(request: Request) -> Work:
-    mesh, entry, cost = request.mesh, request.entry, request.cost
+    mesh = request.mesh
     assert mesh is not None
     with collection_paused():
-        job = job_of(request, mesh)
-        of_rank = replace(request, num_devices=job.mesh.pipeline)
-        problem = Problem(  # without the transfers that methods add themselves
-            entry=entry,
-            times=mesh_times(job)
-            if mesh.counts_layers
-            else under_mesh(layer_times(of_rank, len(job.architecture.layers)), job),
-            num_ranks=job.mesh.pipeline,
-            num_microbatches=request.num_microbatches,
-            num_steps=request.num_steps,
-            chunks_per_rank=request.chunks_per_device,
-            options=dict(request.schedule.options),
-            recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
-            fused_ahead=cost.fused_ahead,
-            memory=None if entry.separate_cuts or entry.lower is not None else device_memory(job),
-        )
-        choice = choose(request.partition, problem)
-        costs = problem.costs(choice.partition)
-        order = build_schedule(problem, choice, costs, request.dispatch)
-        job = with_cut(job, order)
+        job, choice, order, costs = planned(request, mesh)
         step = simulate_step(job, order, costs, counts_layers=mesh.counts_layers)
-    return Work(_opening(request, choice, step), lambda: _outcome(request, mesh, job, step))
+    opening = _opening(request, choice, step)
+    if job.recompute == "fitting":
+        opening["kept_layers"] = list(job.kept_by_stage(choice.partition))
+    return Work(opening, lambda: _outcome(request, mesh, job, step))
+
+
+def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, CostTable]:
+    """The run of a request, its cut, its order and the times of its actions."""
+    entry, cost, job = request.entry, request.cost, job_of(request, mesh)
+    of_rank = replace(request, num_devices=job.mesh.pipeline)
+    problem = Problem(  # without the transfers that methods add themselves
+        entry=entry,
+        times=mesh_times(job)
+        if mesh.counts_layers
+        else under_mesh(layer_times(of_rank, len(job.architecture.layers)), job),
+        num_ranks=job.mesh.pipeline,
+        num_microbatches=request.num_microbatches,
+        num_steps=request.num_steps,
+        chunks_per_rank=request.chunks_per_device,
+        options=dict(request.schedule.options),
+        fitting=request.recompute == "fitting",
+        recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
+        fused_ahead=cost.fused_ahead,
+        memory=None if entry.separate_cuts or entry.lower is not None else device_memory(job),
+    )
+    choice = choose(request.partition, problem)
+    costs = problem.costs(choice.partition)
+    order = build_schedule(problem, choice, costs, request.dispatch)
+    job = with_cut(fitted(job, order), order)
+    if problem.fitting:
+        costs = replace(problem, keeps=job.kept_by_stage(choice.partition)).costs(choice.partition)
+    return job, choice, order, costs
 
 
 def job_of(request: Request, chosen: MeshChoice) -> Job:

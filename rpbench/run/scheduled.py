@@ -122,7 +122,7 @@ def _shape(request: Request, assembled: Assembled) -> Fields:
         fields |= {"schedule": assembled.schedule.name, "generator": None}
         fields |= {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps}
     if assembled.keeps is not None:
-        fields["keeping_stages"] = list(assembled.keeps)
+        fields["kept_layers"] = list(assembled.keeps)
     return fields if assembled.plan is None else fields | _plan_fields(assembled)
 
 

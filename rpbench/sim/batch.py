@@ -4,7 +4,7 @@ The order of a schedule depends on its numbers of stages, not on the layers behi
 equal numbers of stages share one graph, and only the tables of stage times differ.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,6 @@ from rpbench.sim.longest_path import late_edges
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 # Plans timed side by side: enough for long vectors, fewer where the ends of all actions outgrow the cache.
 WIDTH, LEAST_WIDTH = 128, 16
@@ -35,7 +34,7 @@ class PlanBatch:
         graph: of a schedule with the partitions' numbers of stages.
         times: of the layers.
         recompute_ahead, fused_ahead: as in `CostTable`.
-        keeps: backward stages that recompute nothing.
+        keeps_last: the last stage's backward recomputes nothing.
 
     Raises:
         ScheduleError: if the schedule splits backward and the times do not.
@@ -48,7 +47,7 @@ class PlanBatch:
         *,
         recompute_ahead: bool = False,
         fused_ahead: bool = False,
-        keeps: Collection[int] = (),
+        keeps_last: bool = False,
     ) -> None:
         name, plain = graph.schedule.name, {member for members in graph.slots for member in members}
         kinds = {kind for kind, _ in plain}
@@ -57,7 +56,7 @@ class PlanBatch:
                 f"schedule {name} splits backward, and no time is known for its halves; use cost=constant or "
                 "cost.split_backward=true"
             )
-        self._times, self._keeps = times, frozenset(keeps)
+        self._times, self._keeps_last = times, keeps_last
         self._remakes = graph.schedule.shape.keeps_every > 1  # an R is a run of its own: `CostTable.of_order`
         self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards
         # Rows of the tables: first what an action alone is looked up by, then what only OVERLAPs hold.
@@ -80,24 +79,25 @@ class PlanBatch:
         width = min(WIDTH, max(LEAST_WIDTH, ENDS_IN_CACHE // graph.num_actions))
         self._room = (np.zeros(width), np.zeros(width), np.zeros((graph.num_actions, width)))
 
-    def makespans(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> Floats:
+    def makespans(self, forward: Ints, backward: Ints, keeps: Ints | None = None) -> Floats:
         """Time from the first start to the last end, per plan, in the unit of the layer times.
 
         Args:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
-            keeps: whether a backward stage recomputes nothing, (plans, backward stages); None: those given for all.
+            keeps: of these, the layers that recompute nothing, the last of their stage; None: those given for all.
         """
         if keeps is None:
-            keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
-        keeps = np.broadcast_to(keeps, backward.shape)
+            keeps = 0 * backward
+            if self._keeps_last:
+                keeps[:, -1] = backward[:, -1]
         blocks = range(0, len(forward), BLOCK)
         found = [
             self._block(forward[at : at + BLOCK], backward[at : at + BLOCK], keeps[at : at + BLOCK]) for at in blocks
         ]
         return np.concatenate([np.empty(0), *found])
 
-    def _block(self, forward: Ints, backward: Ints, keeps: Bools) -> Floats:
+    def _block(self, forward: Ints, backward: Ints, keeps: Ints) -> Floats:
         makespan = np.zeros(len(forward))
         arrays = (*self._edges, *self._tables(forward, backward, keeps), *self._room, makespan)
         kernel = compiled(relax_batch)
@@ -108,7 +108,7 @@ class PlanBatch:
         relax_batch(*lists)
         return np.asarray(lists[-1])
 
-    def _tables(self, forward: Ints, backward: Ints, keeps: Bools) -> tuple[Floats, Floats]:
+    def _tables(self, forward: Ints, backward: Ints, keeps: Ints) -> tuple[Floats, Floats]:
         """Times before and in the main phase, (slots, plans): `LayerTimes.table` for all plans at once."""
         plans, shards = len(forward), self._num_head_shards
         whole = self._times
@@ -120,16 +120,13 @@ class PlanBatch:
         self._fill(main, Kind.F, times.forward, forward, head_forward)
         self._fill(pre, Kind.FB, times.forward, backward, times.head_forward)
         self._fill(main, Kind.FB, times.backward, backward, times.head_backward)
-        self._fill(pre, Kind.B, times.recompute, backward)
+        self._fill(pre, Kind.B, times.recompute, backward, but_last=keeps)
         self._fill(main, Kind.B, times.backward, backward, times.head_backward)
-        self._fill(pre, Kind.I, times.recompute, backward)
+        self._fill(pre, Kind.I, times.recompute, backward, but_last=keeps)
         self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
-        for kind in (Kind.B, Kind.I) if keeps.any() else ():
-            pre[self._slots.get(kind, [])] *= ~keeps.T[self._stages.get(kind, [])]
         if self._remakes:
-            self._fill(main, Kind.R, times.recompute, backward)
-            main[self._slots.get(Kind.R, [])] *= ~keeps.T[self._stages.get(Kind.R, [])]
+            self._fill(main, Kind.R, times.recompute, backward, but_last=keeps)
         for kind, head in ((Kind.HF, whole.head_forward), (Kind.HB, whole.head_backward)):
             main[self._slots.get(kind, [])] = float(head) / max(1, shards)
         return (pre, main) if self._is_plain else self._combined(pre, main)
@@ -146,22 +143,30 @@ class PlanBatch:
         pre, main = found[:, self._of_slot] / self._divisors[:, None]
         return pre, main
 
-    def _fill(self, table: Floats, kind: Kind, layers: Sequence[Number], counts: Ints, head: Number = 0) -> None:
+    def _fill(
+        self,
+        table: Floats,
+        kind: Kind,
+        layers: Sequence[Number],
+        counts: Ints,
+        head: Number = 0,
+        but_last: Ints | None = None,
+    ) -> None:
         if kind in self._slots:
-            sums = stage_sums(layers, counts)
+            sums = stage_sums(layers, counts, but_last)
             sums[:, -1] += float(head)
             table[self._slots[kind]] = sums.T[self._stages[kind]]
 
 
-def stage_sums(layers: Sequence[Number], counts: Ints) -> Floats:
-    """Sums of a per-layer quantity over the stages of many cuts, (plans, stages).
+def stage_sums(layers: Sequence[Number], counts: Ints, but_last: Ints | None = None) -> Floats:
+    """Sums of a per-layer quantity over the stages of many cuts, (plans, stages), without some last layers of each.
 
     Equal layers are multiplied, not added, as `rpbench.cost.table.total` does.
     """
-    values = np.asarray(layers, float)
+    values, without = np.asarray(layers, float), 0 if but_last is None else but_last
     if len(values) and values.min() == values.max():
-        return counts * values[0]
+        return (counts - without) * values[0]
     ends = np.cumsum(counts, axis=1)
     running = np.concatenate(([0.0], np.cumsum(values)))
-    sums: Floats = running[ends] - running[ends - counts]
+    sums: Floats = running[ends - without] - running[ends - counts]
     return sums

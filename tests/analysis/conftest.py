@@ -372,7 +372,7 @@ def _chosen(name: str) -> dict[str, object]:
         "microbatch_sequences": 2,
         "chunks_per_device": None if name.startswith("roundpipe") else 1,
         "recompute": "fitting",
-        "keeping_stages": [6, 7],
+        "kept_layers": [0, 0, 0, 0, 0, 0, 3, 4],
         "prefetch": 1,
         "schedule_options": {"round_size": 8} if name.startswith("roundpipe") else {},
         "step_terms_s": {"computation": 1.0, "recomputation": 0.1, "bubble": 0.2},

@@ -75,13 +75,13 @@ def test_it_says_what_the_json_says():
 
 
 def test_the_first_row_is_told_as_a_plan_and_gaps_are_told_of_all():
-    options = {"microbatch_sequences": 2, "recompute": "fitting", "keeps": [3], "partition": "4-4-4-4"}
+    options = {"microbatch_sequences": 2, "recompute": "fitting", "kept_layers": [0, 0, 1, 4], "partition": "4-4-4-4"}
     whole = ROW | {"options": options, "gap": 0.004, "mfu": 0.41, "runs_in": ["torchtitan"], "host_memory_bytes": 0}
     whole |= {"memory": {"weights": 4e9, "activations": 21e9, "logits": 1e6}, "tokens_per_day": 4.7e9}
     whole |= {"usd_per_1e9_tokens": 41.6, "searched_to_the_end": True}
     text = "\n".join(table(ANSWER | {"ranking": [whole, ROW | {"gap": 1.36}]}, 200))
     for words in (
-        "plan: 1f1b, 2 sequences a microbatch, layers by stage 4-4-4-4, recomputed: 3 of 4 stages",
+        "plan: 1f1b, 2 sequences a microbatch, layers by stage 4-4-4-4, recomputed: 11 of 16 layers",
         "memory of the fullest device, GB: activations 21.0, weights 4.0",
         "host memory: none; a day: 4.70 billion tokens",
         "10^9 tokens: 42 US dollars",
@@ -115,17 +115,17 @@ def test_meshes_of_one_schedule_have_labels_of_their_own():
 @pytest.mark.parametrize(
     "word, keeps, told",
     [
-        ("fitting", [], "all"),
-        ("fitting", [0, 3], "2 of 4"),
-        ("fitting", [0, 1, 2, 3], "none"),
-        ("except_last", [3], "3 of 4"),
-        ("none", [0, 1, 2, 3], "none"),
-        ("all", [], "all"),
+        ("fitting", [0, 0, 0, 0], "all"),
+        ("fitting", [2, 0, 0, 1], "5 of 8"),
+        ("fitting", [2, 2, 2, 2], "none"),
+        ("except_last", [0, 0, 0, 2], "6 of 8"),
+        ("none", [2, 2, 2, 2], "none"),
+        ("all", [0, 0, 0, 0], "all"),
     ],
 )
-def test_recomputation_is_told_in_stages(word, keeps, told):
-    """Of four stages each is kept or runs again."""
-    assert recomputed({"options": {"recompute": word, "keeps": keeps, "partition": "2-2-2-2"}}) == told
+def test_recomputation_is_told_in_layers(word, keeps, told):
+    """Of eight layers each is kept or runs again."""
+    assert recomputed({"options": {"recompute": word, "kept_layers": keeps, "partition": "2-2-2-2"}}) == told
     assert recomputed({"options": {"recompute": "selective", "partition": "8"}}) == "selective"  # of a mesh
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.cost.footprint.fitting import Moments, fitting_stages, undominated
+from rpbench.cost.footprint.fitting import Moments, fitting_layers, undominated
 from rpbench.cost.footprint.memory import Footprint, classes_of
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, model_bytes, saved_state
@@ -81,16 +81,21 @@ def test_activations_that_stay_are_those_of_a_replay(name, ranks, stages, each):
 
 
 @pytest.mark.parametrize("name, ranks, stages", ORDERS)
-def test_where_some_stages_stay_the_others_keep_their_input(name, ranks, stages):
+def test_where_some_layers_stay_their_stages_keep_an_input_for_the_others(name, ranks, stages):
     """Of what runs again there is one stage at a time; logits stay with the last stage's activations."""
-    order, keeps = built(name, ranks, stages), {0, stages - 1}
-    of_stage = [sum(part) for part in np.array_split([layer.activations for layer in LAYERS], stages)]
-    kept = [size if stage in keeps else SIZES.boundary for stage, size in enumerate(of_stage)]
+    order, each = built(name, ranks, stages), len(LAYERS) // stages
+    keeps = [1, *[0] * (stages - 2), each]  # of the first stage the last layer, of the last stage all
+    of_layers = np.array_split([layer.activations for layer in LAYERS], stages)
+    of_stage = [int(sum(part[: each - stays])) for part, stays in zip(of_layers, keeps, strict=True)]  # made again
+    kept = [
+        sum(part[each - stays :]) + SIZES.boundary * (stays < each)
+        for part, stays in zip(of_layers, keeps, strict=True)
+    ]
     found = classes_of(order, SIZES, [0] * ranks, keeps)
     for device in range(ranks):
         here = {part.stage for each in order.compute(device) for part in each.sub or (each,)}
         assert found[device]["activations"] == pytest.approx(replayed(order, device, kept, 400), abs=1)
-        again = max((of_stage[stage] for stage in here - keeps), default=0)
+        again = max(of_stage[stage] for stage in here)
         assert found[device].get("recomputed activations", 0) == again
 
 
@@ -115,11 +120,12 @@ def test_layers_that_are_made_again_one_by_one_keep_their_inputs_and_run_one_at_
         assert found[rank]["kept stage inputs"] == (4 - rank) * 2 * 10
         assert found[rank]["recomputed activations"] == min(8000, (4 * rank + 3) * 1000)  # no more than a layer's
     whole = replace(SIZES, layers=layers)
-    kept, none = Footprint(order, whole, [0] * 4), np.zeros((1, 4), bool)
-    cut = np.full((1, 4), 2)
-    assert kept.classes(cut, cut, ~none)["activations"][0].tolist() == [
-        round(replayed(order, rank, [3000, 7000, 11000, 15000], 400)) for rank in range(4)
-    ]
+    kept, cut = Footprint(order, whole, [0] * 4), np.full((1, 4), 2)
+    for stay, held, again in ((2, [3000, 7000, 11000, 15000], 0), (1, [2010, 4010, 6010, 8010], 1)):
+        found = kept.classes(cut, cut, np.full((1, 4), stay))
+        assert found["activations"][0].tolist() == [round(replayed(order, rank, held, 400)) for rank in range(4)]
+        made = found.get("recomputed activations", np.zeros((1, 4)))
+        assert made[0].tolist() == [again * layers[2 * rank].activations for rank in range(4)]
 
 
 def test_what_a_backward_needs_besides_is_on_every_device():
@@ -164,22 +170,22 @@ def test_peaks_of_all_devices_at_once_are_those_of_each(devices, each):
     st.lists(st.sampled_from([(0,), (1,), (0, 1)]), min_size=4, max_size=4),
     st.integers(0, 30),
 )
-def test_as_few_stages_run_again_as_fit_the_last_ones_first(sizes, placement, limit):
-    """Each stage from the last down stays if its devices have room for it beside those above that stay."""
+def test_as_few_layers_run_again_as_fit_those_of_the_last_stages_first(sizes, placement, limit):
+    """Each layer of a stage from the last down stays if its devices have room for it beside those that stay already."""
     holds = np.array([[int(device in devices) for device in (0, 1)] for devices in placement])
     base = 3
 
     def peaks(keeps):
         return base + (keeps * np.array(sizes)) @ holds
 
-    stays, used = [False] * 4, [base, base]
+    layers, stays, used = np.array([[3, 1, 2, 3]]), [0] * 4, [base, base]
     for stage in reversed(range(4)):
-        more = [used[device] + sizes[stage] * int(holds[stage, device]) for device in (0, 1)]
-        if base <= limit and all(more[device] <= limit for device in placement[stage]):
-            stays[stage], used = True, more
-    found = fitting_stages(peaks, 1, holds, limit)
-    assert found.tolist() == [stays]
-    assert fitting_stages(peaks, 1, holds, None).all()
+        for _ in range(layers[0, stage]):
+            more = [used[device] + sizes[stage] * int(holds[stage, device]) for device in (0, 1)]
+            if base <= limit and all(more[device] <= limit for device in placement[stage]):
+                stays[stage], used = stays[stage] + 1, more
+    assert fitting_layers(peaks, layers, holds, limit).tolist() == [stays]
+    assert (fitting_layers(peaks, layers, holds, None) == layers).all()
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------

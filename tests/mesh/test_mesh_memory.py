@@ -1,6 +1,7 @@
 """Memory: Korthikanti's formulas and models, states by what is shared, activations in flight by the order itself."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -8,14 +9,15 @@ import pytest
 from rpbench.cost.hardware.machine import machine
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
-from rpbench.mesh.job import Job
+from rpbench.mesh.job import Job, stage_seconds
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import bytes_of_ranks, fullest
+from rpbench.mesh.memory import bytes_of_ranks, fitted, fullest
 from rpbench.mesh.software import declared_software
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, architecture
+from tests.mesh import jobs
 
 PLAIN = declared_software("megatron_core")
 UNFUSED = replace(PLAIN, attention="unfused")
@@ -168,3 +170,30 @@ def test_a_device_holds_tensors_with_their_fragments_and_what_its_machine_keeps_
     for kept_back in (None, 1000):
         on = replace(found, machine=replace(found.machine, reserved_memory_bytes=kept_back))
         assert fullest(on, [{"weights": 600.0, "gradients": 400.0}]).needed == 1500 + (kept_back or 0)
+
+
+@pytest.mark.parametrize(
+    "mesh, schedule, chunks",
+    [
+        (Mesh(data=8, sharing=Sharing("parameters")), "1f1b", 1),
+        (Mesh(data=2, pipeline=2, tensor=2, sequence_parallel=True, sharing=Sharing("optimizer")), "1f1b", 1),
+        (Mesh(pipeline=4), "interleaved_1f1b", 2),
+    ],
+)
+def test_as_few_layers_are_recomputed_as_the_memory_allows(mesh, schedule, chunks):
+    """Between all and none: the time of fewer recomputed layers, and one more of any stage that keeps would not fit."""
+    sized = partial(jobs.job, mesh, schedule=schedule, chunks=chunks, num_microbatches=16)
+    needed = [fullest(sized(recompute=word, sequences=2)).needed for word in ("full", "none")]
+    between = sized(recompute="fitting", sequences=2)
+    for part, some in ((0.6, True), (1.01, False), (-0.1, False)):
+        room = needed[0] + part * (needed[1] - needed[0])
+        found = fitted(replace(between, machine=replace(between.machine, device_memory_bytes=round(room))))
+        layers = len(found.architecture.layers)
+        kept = len(found.kept)
+        assert kept == (0 if part < 0 else layers) if not some else 0 < kept < layers
+        seconds = {word: sum(stage_seconds(replace(found, recompute=word)).recompute) for word in ("full", "none")}
+        assert sum(stage_seconds(found).recompute) == pytest.approx((1 - kept / layers) * seconds["full"])
+        assert seconds["none"] == 0
+        assert bool(fullest(found).lacks) == (part < 0)
+        more = sorted({*range(layers)} - {*found.kept}) if some else ()
+        assert all(fullest(replace(found, kept=tuple(sorted({*found.kept, layer})))).lacks for layer in more)

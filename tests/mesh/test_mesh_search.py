@@ -13,7 +13,7 @@ from rpbench.advice.rows import mesh_name
 from rpbench.cost.hardware.machine import machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.layout import SHARDED
-from rpbench.mesh.memory import fullest
+from rpbench.mesh.memory import fitted, fullest
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
@@ -52,7 +52,7 @@ def test_closed_forms_in_arrays_are_near_those_of_single_plans(training):
     asked = asked._replace(architecture=replace(asked.architecture, **training))
     plans, timed = timed_plans(asked, Space())
     assert set(plans.last.tolist()) > {EVEN, 0}
-    ratios = [timed.step_s[n] / sum(step_terms(job_of(asked, plans, n)).values()) for n in range(plans.count)]
+    ratios = [timed.step_s[n] / sum(step_terms(fitted(job_of(asked, plans, n))).values()) for n in range(plans.count)]
     for shared, alone in product(range(len(SHARDED)), (True, False)):
         of_kind = (plans.shared == shared) & ((plans.pipeline == 1) == alone)
         if of_kind.any():

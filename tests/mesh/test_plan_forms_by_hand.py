@@ -19,7 +19,7 @@ FREE = replace(PLAIN, split_penalty=1.0).with_constants(dict.fromkeys(ONE, NEVER
 ALONE = replace(FREE, gradients_beside=False, parameters_beside=False)
 # Forward, gradient of the input and of the weights of a layer take 1, 1.5 and 1 s.
 SECONDS = {"forward": 1.0, "backward": 2.5, "input_grad": 1.5, "weight_grad": 1.0, "recompute": 0.0, "head": 0.0}
-BYTES = {"hop": 0.0, "kept": 0.0, "working": 0.0, "logits": 0.0, "logits_waiting": 0.0}
+BYTES = {"hop": 0.0, "kept": 0.0, "whole": 0.0, "working": 0.0, "logits": 0.0, "logits_waiting": 0.0}
 PARAMETERS = {"dense": 0.0, "experts": 0.0, "matrix": 0.0}
 SIZES = {"tensor": 1.0, "context": 1.0, "expert": 1.0}
 LAYERS, MICROBATCHES = 16, 8
@@ -36,7 +36,7 @@ def timed(schedule="1f1b", shared="none", *, pipeline=1, data=1, chunks=1, softw
     numbers = (0, pipeline, data, chunks, MICROBATCHES, SCHEDULES.index(schedule), SHARDED.index(shared), EVEN)
     plans = Plans((inner,), SCHEDULES, *(np.array([number]) for number in numbers))
     values = {**SECONDS, **BYTES, **PARAMETERS, **SIZES, **columns}
-    values = {"learned": values["dense"], "learned_experts": values["experts"], "bits": 1.0, **values}
+    values = {"learned": values["dense"], "learned_experts": values["experts"], "bits": 1.0, "fits": 0.0, **values}
     table = {name: np.array([value]) for name, value in values.items()}
     found = time_plans(asked, plans, table)
     return float(found.step_s[0]), float(found.peak_bytes[0])
@@ -220,6 +220,24 @@ def test_logits_are_on_the_last_rank_one_at_a_time_and_of_all_microbatches_in_gp
     assert timed("gpipe", pipeline=4, logits=10.0)[1] == pytest.approx(10)
     assert timed("gpipe", pipeline=4, kept=1.0, logits=10.0)[1] == pytest.approx(4 * MICROBATCHES + 10)
     assert timed(pipeline=4, kept=1.0, logits=10.0)[1] == pytest.approx(16)  # the first rank has 16, the last 14
+
+
+def test_as_few_layers_run_again_as_the_fullest_rank_has_no_room_for():
+    """The first of four ranks has four layers, and four microbatches in flight."""
+    room = plain_machine(4, MOVES).device.memory_bytes
+    for whole, kept in (
+        (room / 4.5, 1),
+        (room / 8.5, 2),
+        (room / 11, 2),
+        (room / 13, 3),
+        (room / 17, 4),
+        (2 * room, 0),
+    ):
+        columns = {"recompute": 1.0, "whole": whole}
+        found, peak = timed(pipeline=4, fits=1.0, **columns)
+        assert found == pytest.approx(timed(pipeline=4, recompute=1.0 - kept / 4)[0])
+        assert peak == 0  # with all recomputed
+        assert timed(pipeline=4, **columns)[0] == timed(pipeline=4, recompute=1.0)[0]
 
 
 def test_no_more_is_in_flight_than_there_is():

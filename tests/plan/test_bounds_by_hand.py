@@ -130,17 +130,17 @@ def test_a_pipeline_in_which_a_device_has_no_room_for_its_layers_is_none(limit):
     assert (made.pace(first) > 0) == any(map(fits, cuts(2)))
 
 
-def test_as_few_stages_run_again_as_there_is_room_for():
-    """Either a stage keeps what is in flight, or it is made again, and one microbatch of it is there."""
+def test_as_few_layers_run_again_as_there_is_room_for():
+    """A layer that is kept is there for all microbatches in flight, and one microbatch of the whole stage always is."""
     for limit in (560, 720, 900, 1120):
 
         def took(cut, device, limit=limit):
             below, held = (F + B) * sum(cut[:device]), 80 * cut[device]
             head = sum(HEAD) * (device == 1)
             times = [
-                below + M * ((F + again + B) * cut[device] + head)
-                for again, in_flight in ((0.0, 2 - device), (R, 1))
-                if held + 100 * cut[device] * in_flight <= limit
+                below + M * ((F + B) * cut[device] + R * (cut[device] - kept) + head)
+                for kept in range(cut[device] + 1)
+                if held + max(100 * cut[device], 100 * kept * (2 - device)) <= limit
             ]
             return min(times, default=inf)
 

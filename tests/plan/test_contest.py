@@ -231,11 +231,13 @@ def test_published_times_of_another_size_follow_the_count():
 def test_times_of_stages_that_keep_have_no_recomputation():
     times = small().times(1)
     cut = symmetric((3, 3))
-    plain, kept = times.table(cut), times.table(cut, keeps=(0,))
+    plain, kept = times.table(cut), times.table(cut, keeps=(3, 0))
     assert kept.work[Kind.B][0].pre == 0 != plain.work[Kind.B][0].pre
     assert kept.work[Kind.B][1] == plain.work[Kind.B][1]
     assert kept.work[Kind.B][0].main == plain.work[Kind.B][0].main
-    assert times.table(cut, keeps=(1,)).work == times.table(cut, keeps_last=True).work
+    assert times.table(cut, keeps=(0, 3)).work == times.table(cut, keeps_last=True).work
+    part = times.table(cut, keeps=(1, 0)).work[Kind.B][0]
+    assert part.pre == pytest.approx(2 / 3 * plain.work[Kind.B][0].pre)
 
 
 def test_activations_of_stages_in_flight():
@@ -251,14 +253,17 @@ def test_activations_of_stages_in_flight():
     # 1F1B on two devices: two microbatches in flight on the first, one on the last, which has the logits. Megatron-Core
     # makes layers again one by one: the inputs of all stay, and the activations of one are there at a time.
     assert classes()["kept stage inputs"] == [2 * 3 * sizes.boundary, 3 * sizes.boundary]
-    assert classes(0, 1)["activations"] == [2 * 3 * layer, 3 * layer + sizes.logits]
-    mixed = classes(1)
+    assert classes(3, 3)["activations"] == [2 * 3 * layer, 3 * layer + sizes.logits]
+    mixed = classes(0, 3)
     assert mixed["activations"] == [2 * 3 * sizes.boundary, 3 * layer + sizes.logits]
     assert mixed["recomputed activations"] == [layer, 0]
     assert "logits" not in mixed
-    last = classes(0)
+    last = classes(3, 0)
     assert last["activations"] == [2 * 3 * layer, 3 * sizes.boundary]
     assert last["logits"] == [0, sizes.logits]
+    part = classes(1, 3)
+    assert part["activations"] == [2 * (layer + 2 * sizes.boundary), 3 * layer + sizes.logits]
+    assert part["recomputed activations"] == [layer, 0]
 
 
 def test_activations_between_the_halves_of_a_backward_are_counted():
@@ -278,13 +283,13 @@ def test_stages_keep_from_the_last_up_as_memory_allows():
     cut = symmetric((3, 3))
     peaks = {
         keeps: int(Frame(who, setting, case, cut, 3)._peaks(cut, keeps).max())  # what is to fit
-        for keeps in ((), (1,), (0, 1))
+        for keeps in ((0, 0), (0, 3), (2, 3), (3, 3))
     }
     for keeps, peak in peaks.items():
         fitting = small(peak)
         found = Frame(who, setting, fitting, cut, 3).outcome(cut, "fitting")
         assert found.peak_bytes <= peak
-        assert set(found.keeps) >= set(keeps)
+        assert all(own >= given for own, given in zip(found.keeps, keeps, strict=True))
 
 
 def test_a_climb_knows_that_the_last_stage_recomputes_nothing():
@@ -413,7 +418,7 @@ def test_settings_are_timed_where_their_sketch_may_be_as_fast_or_sees_nothing(mo
     """By hand: a sketch at 0.95 of the pace is timed, at 0.9 it is not; one that does not fit says nothing."""
     search, setting = looked_at("1f1b")
     other = setting.changed("recompute", "none")  # which holds no more where everything is kept
-    assert len(search.tried[setting].outcome.keeps) == len(search.tried[setting].partition.backward)
+    assert search.tried[setting].outcome.keeps == search.tried[setting].partition.backward
     shares = {setting: 1.0}
     monkeypatch.setattr(search.sketcher, "pace", lambda each: shares[each])
     monkeypatch.setattr(search.bounds, "pace", lambda _: float("inf"))

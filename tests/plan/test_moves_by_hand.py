@@ -15,7 +15,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.climb import _moves
 from rpbench.plan.contest.contender import Setting, Space, contender, space_of
 from rpbench.plan.contest.frame import Outcome
-from rpbench.plan.contest.layer_limits import _fitting
+from rpbench.plan.contest.layer_limits import Limit, _times_of
 from rpbench.plan.contest.plans import Budget, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart, shifted
 from rpbench.plan.contest.sketch import _turn
@@ -232,9 +232,17 @@ def test_a_step_of_a_device_that_runs_all_stages_is_its_part_of_the_microbatches
     assert _turn(problem, runs_again=False) == (6 * 3 + 6) * 8 / 2
 
 
-def test_layers_that_take_nothing_fit_as_long_as_there_is_room():
-    assert _fitting(np.array([7.0, -1.0]), 2.0, 9).tolist() == [3.5, -0.5]
-    assert _fitting(np.array([7.0, 0.0, -1.0]), 0.0, 9).tolist() == [9, 9, -1]
+def test_a_stage_keeps_as_many_of_its_layers_as_its_bytes_allow():
+    """Layers take 5 s, 2 s of them recomputation; 3 bytes stay of each, 4 more of a kept one; there are 20 bytes."""
+    none = np.zeros(1)
+    rows = [Limit(np.array([5.0]), np.array([-2.0]), 1.0)]
+    rows += [Limit(np.array([3.0]), each, 0.0, room=20.0) for each in (none, np.array([4.0]))]
+    (own, below), *others = _times_of(rows, 0, True, np.arange(9))
+    assert not others
+    assert own.tolist() == [1, 4, 7, 12, 17, 24, 31, np.inf, np.inf]  # kept: 0, 1, 2, 2, 2, 1, 0, and no room
+    assert below.tolist() == [0] * 9
+    (own, _), *_ = _times_of(rows, 0, False, np.arange(4))
+    assert own.tolist() == [1, 6, 11, 16]
 
 
 # --- restarts --------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_a_record_is_that_of_the_plan_that_was_found(small: Request, tmp_path) -
     assert row["tokens_per_s"] == pytest.approx(plan.outcome.tokens_per_s, rel=1e-9)
     assert max(row["peak_memory_bytes"]) == plan.outcome.peak_bytes <= 1_500_000_000
     assert row["host_memory_bytes"] == plan.outcome.host_bytes
-    assert row["keeping_stages"] == list(plan.outcome.keeps)
+    assert row["kept_layers"] == list(plan.outcome.keeps)
     assert (row["spent_timelines"], row["budget_timelines"]) == (plan.work, 60)
     assert row["num_microbatches"] * row["microbatch_sequences"] == 8
     assert sum(row["step_terms_s"].values()) == pytest.approx(row["step_time_s"])

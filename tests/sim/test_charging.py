@@ -241,23 +241,22 @@ def test_a_link_takes_as_long_as_all_that_goes_over_it():
 
 
 @pytest.mark.parametrize("name, chunks", [("pipe_offload", 2), ("bpipe", 1)])
-def test_a_stage_that_recomputes_nothing_moves_whole_activations_and_the_others_their_inputs(name, chunks):
-    schedule, last = moving(name, 4, 12, chunks), 4 * chunks - 1
-    keeps = {0, last}
-    layers, each = 8 // (4 * chunks), SIZES.layers[0].activations
+def test_a_layer_that_is_not_recomputed_moves_its_activations_and_others_the_input_of_their_stage(name, chunks):
+    schedule, stages, layers = moving(name, 4, 12, chunks), 4 * chunks, 8 // (4 * chunks)
+    keeps, each = [1, *[0] * (stages - 2), layers], SIZES.layers[0].activations
     for device, moved in enumerate(moved_bytes(schedule, SIZES, keeps)):
-        stored = [action for action in schedule.lanes[device].get("d2h", ()) if action.kind is Kind.STORE]
-        whole = sum(layers * each + SIZES.logits * (action.stage == last) for action in stored if action.stage in keeps)
-        inputs = sum(SIZES.boundary for action in stored if action.stage not in keeps)
-        assert moved.get("d2h STORE:A", 0) == whole + inputs
+        stored = [action.stage for action in schedule.lanes[device].get("d2h", ()) if action.kind is Kind.STORE]
+        kept = sum(keeps[stage] * each + SIZES.logits * (stage == stages - 1) for stage in stored)
+        inputs = sum(SIZES.boundary for stage in stored if keeps[stage] < layers)
+        assert moved.get("d2h STORE:A", 0) == kept + inputs
 
 
 def test_keeping_everything_is_charged_as_keeping_everything():
-    """What stays is chosen stage by stage; where the memory has room for all, that is `recompute=none` to the bit."""
+    """What stays is chosen layer by layer; where the memory has room for all, that is `recompute=none` to the bit."""
     schedule = moving("pipe_offload", 4, 12, 2)
     kept = replace(SIZES, keeps_activations=True)
     pace, costs = cluster_of(1e6), LAYERS.table(schedule.partition)
-    stages = tuple(range(8))
+    stages = schedule.partition.backward
     each = Traffic(SIZES, pace).charged(schedule, costs, stages)
     every = Traffic(kept, pace).charged(schedule, costs)
     graph = build_graph(schedule)

@@ -27,6 +27,7 @@ from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multi
 from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
+from rpbench.ir.partition import parse
 from rpbench.plan.contest.contender import contenders
 from rpbench.records.manifest import NOT_APPLICABLE
 
@@ -67,11 +68,11 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
 
 def options(row: Row) -> Row:
     """Cells for the chosen settings."""
-    keeping = len(row["keeping_stages"])
+    keeping, layers = sum(row["kept_layers"]), sum(parse(row["partition_layers"]).backward)
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
     return {
         "cut": short_cut(row["partition_layers"]),
-        "keeping": Cell(keeping, "all" if keeping == row["num_stages"] else str(keeping), (row["run_id"],)),
+        "keeping": Cell(keeping, "all" if keeping == layers else str(keeping), (row["run_id"],)),
         "own": label(own) if own else NOTHING,
     }
 

@@ -127,7 +127,7 @@ def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[
         faster = list(search(changed, space, FEW if again else 1).best)
         faster += in_other_orders(faster, again)
         same = replace(job, machine=changed.machine)
-        faster.append(replace(first, job=same, terms=memory_and_terms(same)[1]()))
+        faster.append(replace(first, job=same, terms=memory_and_terms(same)[-1]()))
         pace = max(each.tokens_per_s_per_device for each in faster)
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return sorted(levers, key=lambda lever: -lever["gain"])
@@ -164,7 +164,7 @@ class OnHost(NamedTuple):
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
         """The gain from changes of the machine, for a mesh that is the first row."""
-        return levers_of_mesh(self.question, self.space, Prediction(first, memory_and_terms(first)[1](), {}))
+        return levers_of_mesh(self.question, self.space, Prediction(first, memory_and_terms(first)[-1](), {}))
 
 
 def on_host(

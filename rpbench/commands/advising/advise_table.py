@@ -7,6 +7,7 @@ from typing import Any
 
 from rpbench.advice.ranking import AS_PLAIN
 from rpbench.advice.rows import EXPORTS
+from rpbench.ir.partition import parse
 from rpbench.plan.contest.search import OUT_OF_TIME
 
 ROWS, LATE_ROWS, MISFITS = 12, 4, 3
@@ -57,7 +58,7 @@ def _legend(answer: Mapping[str, Any], width: int) -> Iterator[str]:
     gaps = any(row.get("gap") is not None and not row["searched_to_the_end"] for row in answer["ranking"])
     told = ["low, high: nine of ten outcomes"]
     told += ["gap: how much faster another plan of the same schedule may be at most, by a bound"] if gaps else []
-    told += ["micro: sequences of a microbatch", "recompute: stages whose backward runs their forward again"]
+    told += ["micro: sequences of a microbatch", "recompute: layers whose backward runs their forward again"]
     yield "; ".join(told)
 
 
@@ -113,13 +114,13 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def recomputed(row: Mapping[str, Any]) -> str:
-    """The recomputation of a row's backwards: all, none, a part of a layer, or a number of stages."""
+    """The recomputation of a row's backwards: all, none, a part of a layer, or a number of layers."""
     options = row["options"]
-    word, kept = str(options["recompute"]), len(options.get("keeps", ()))
+    word, kept = str(options["recompute"]), sum(options.get("kept_layers", ()))
     if word not in ("fitting", "except_last"):
         return word
-    stages = len(options["partition"].split("-"))
-    return {0: "all", stages: "none"}.get(kept, f"{stages - kept} of {stages}")
+    layers = sum(parse(options["partition"]).backward)
+    return {0: "all", layers: "none"}.get(kept, f"{layers - kept} of {layers}")
 
 
 def lacks(row: Mapping[str, Any]) -> str:
@@ -201,7 +202,7 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         size, again = options["microbatch_sequences"], recomputed(row)
         yield (
             f"plan: {label(row)}, {size:g} sequence{'' if size == 1 else 's'} a microbatch, layers by stage "
-            f"{options['partition']}, recomputed: {f'{again} stages' if ' of ' in again else again}"
+            f"{options['partition']}, recomputed: {f'{again} layers' if ' of ' in again else again}"
         )
         yield "memory of the fullest device, GB: " + ", ".join(
             f"{name} {size / 1e9:.1f}" for name, size in classes if size >= 5e7

@@ -1,7 +1,9 @@
-"""Fitting: activations on each device at its peak, and as little recomputation as the memory allows, stage by stage.
+"""Fitting: activations on each device at its peak, and as little recomputation as the memory allows, layer by layer.
 
-From the last stage up, for it has the fewest microbatches in flight, a stage keeps its activations if every device that
-runs it has room. Stages that share no device are decided at once.
+From the last stage up, for it has the fewest microbatches in flight, a stage keeps the activations of as many of its
+layers as every device that runs it has room for: of its last layers, so that one run from the stage's input makes the
+others again. Stages that share no device are decided at once. Megatron-Core does the same with
+`--recompute-method block` (Korthikanti et al., arXiv 2205.05198, section 5).
 """
 
 from collections.abc import Callable, Sequence
@@ -118,32 +120,38 @@ def _changes(signs: Ints, stage: Ints, num_stages: int, counts: Any) -> Ints:
     return found
 
 
-def fitting_stages(peak_bytes: Callable[[Bools], Ints], num_plans: int, holds: Ints, limit_bytes: int | None) -> Bools:
-    """The backward stages of each plan that recompute nothing, (plans, stages).
+def fitting_layers(peak_bytes: Callable[[Ints], Ints], layers: Ints, holds: Ints, limit_bytes: int | None) -> Ints:
+    """The layers of each backward stage that keep their activations, (plans, stages).
 
     Args:
-        peak_bytes: of the devices of each plan, (plans, devices), by the stages that keep their activations.
+        peak_bytes: of the devices of each plan, (plans, devices), by these numbers.
+        layers: of each backward stage, (plans, stages).
         holds: 1 where a stage runs on a device, (stages, devices).
-        limit_bytes: of a device; None: no limit, and every stage keeps its activations.
+        limit_bytes: of a device; None: no limit, and every layer keeps its activations.
     """
-    num_stages = len(holds)
-    everyone, chosen = np.ones((num_plans, num_stages), bool), np.zeros((num_plans, num_stages), bool)
     if limit_bytes is None:
-        return everyone
+        return layers
 
-    def room(keeps: Bools) -> Bools:
-        found: Bools = peak_bytes(keeps) <= limit_bytes
+    def room(kept: Ints) -> Bools:
+        found: Bools = peak_bytes(kept) <= limit_bytes
         return found
 
-    all_fit: Bools = np.asarray(room(everyone).all(axis=1))
-    open_: Bools = np.zeros(num_plans, bool) if all_fit.all() else ~all_fit & np.asarray(room(chosen).all(axis=1))
+    all_fit: Bools = np.asarray(room(layers).all(axis=1))
+    chosen = np.where(all_fit[:, None], layers, 0)
+    open_ = np.zeros(0, np.int64) if all_fit.all() else np.flatnonzero(~all_fit & room(chosen).all(axis=1))
     turns = _turns(holds)
-    for turn in range(turns.max() + 1) if open_.any() else ():
+    for turn in range(turns.max() + 1) if len(open_) else ():
         stages = np.flatnonzero(turns == turn)
-        chosen[:, stages] = open_[:, None]
-        full = ~room(chosen)
-        chosen[:, stages] &= ~(full.astype(np.int64) @ holds[stages].T).astype(bool)
-    return np.where(all_fit[:, None], everyone, chosen)
+        least, most = chosen[:, stages], chosen[:, stages]
+        most[open_] = layers[np.ix_(open_, stages)]
+        tried = most  # whole stages first: they make nothing again
+        while (most > least).any():
+            chosen[:, stages] = tried
+            fits = ~((~room(chosen)).astype(np.int64) @ holds[stages].T).astype(bool)
+            least, most = np.where(fits, tried, least), np.where(fits, most, np.maximum(least, tried - 1))
+            tried = (least + most + 1) // 2
+        chosen[:, stages] = least
+    return chosen
 
 
 def _turns(holds: Ints) -> Ints:

@@ -10,17 +10,18 @@
 
 Stages that replicas share or keep on the host are counted in `rpbench.cost.footprint.replicas`.
 
-Both recompute everything from the input of a stage. Where bound stages recompute nothing, the activations and logits of
-every microbatch in flight replace saved inputs and recomputed activations. Mixed precision: weights and gradients in 16
-bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when
-streamed; so are the saved inputs of streamed stages. Working memory of kernels and allocator is left out.
+Both recompute everything from the input of a stage. Where layers of bound stages recompute nothing, the activations of
+every microbatch in flight, and logits in the last stage, replace saved inputs and recomputed activations. Mixed
+precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on
+the device when bound, on the host when streamed; so are the saved inputs of streamed stages. Working memory of kernels
+and allocator is left out.
 
 Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
 (arXiv 2604.27085).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
@@ -31,7 +32,7 @@ import numpy.typing as npt
 
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint import replicas
-from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
+from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_layers, levels_of, waiting_halves
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -55,7 +56,6 @@ _OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations b
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 # --- bytes on each device -----------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def classes_of(
     schedule: Schedule,
     sizes: ModelBytes,
     in_flight: Sequence[int],
-    keeps: Collection[int] | None = None,
+    keeps: Sequence[int] | None = None,
     analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
     """Bytes of each class of tensors at every device's peak, of a schedule whose partition is known.
@@ -73,7 +73,7 @@ def classes_of(
     Args:
         in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
             bound schedules keep them on the device.
-        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+        keeps: layers of each backward stage whose activations stay; empty: none; None: all or none, as `sizes` says.
         analysis: of the schedule, if there is one already.
 
     Raises:
@@ -99,13 +99,13 @@ class Footprint:
         schedule: Schedule,
         sizes: ModelBytes,
         in_flight: Sequence[int],
-        keeps: Collection[int] | None = None,
+        keeps: Sequence[int] | None = None,
         analysis: Analysis | None = None,
     ) -> None:
         """The arguments of `classes_of`."""
         self._schedule = schedule
         self._take(sizes)
-        self._keeps = None if keeps is None else frozenset(keeps)
+        self._keeps = keeps
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
@@ -190,10 +190,10 @@ class Footprint:
         weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]
         return np.outer(weights, versions) + (gradients + optimizer * self._num_states)[:, None]
 
-    def keeping(self, keeps: Collection[int]) -> "Footprint":
-        """The footprint if the activations of these stages stay."""
+    def keeping(self, keeps: Sequence[int]) -> "Footprint":
+        """The footprint if the activations of so many layers of each backward stage stay; empty: of none."""
         found = copy(self)
-        found._keeps = frozenset(keeps)
+        found._keeps = keeps
         return found
 
     def of_sizes(self, sizes: ModelBytes) -> "Footprint":
@@ -202,26 +202,26 @@ class Footprint:
         found._take(sizes)
         return found
 
-    def peaks(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> Ints:
+    def peaks(self, forward: Ints, backward: Ints, keeps: Ints | None = None) -> Ints:
         """Bytes on each device, (plans, devices); arguments as in `classes`."""
         total: Ints = sum(self.classes(forward, backward, keeps).values(), start=np.zeros((), np.int64))
         return total
 
-    def classes(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> dict[str, Ints]:
+    def classes(self, forward: Ints, backward: Ints, keeps: Ints | None = None) -> dict[str, Ints]:
         """Bytes of each class at the peak, (plans, devices).
 
         Args:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
-            keeps: whether the activations of a stage stay, (plans, backward stages); None: as the footprint says.
+            keeps: of these, the layers whose activations stay, the last of their stage; None: as the footprint says.
         """
         below = self._stages(backward, has_head=True)
         if keeps is None:
-            keeps = np.full((1, backward.shape[1]), self._sizes.keeps_activations)
+            keeps = backward * self._sizes.keeps_activations
             if self._keeps is not None:
-                keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
+                keeps = 0 * backward + (np.array(self._keeps) if len(self._keeps) else 0)
         recomputes = self._streamed or not keeps.any()
-        found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
+        found = self._recomputing(forward, below) if recomputes else self._with_activations(below, backward, keeps)
         if self._sizes.working and not self._streamed:
             found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
         for name, charge in CHARGES.items():
@@ -246,32 +246,33 @@ class Footprint:
             found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
         return found
 
-    def _with_activations(self, stages: LayerSize, keeps: Bools) -> dict[str, Ints]:
-        """Activations and logits of all microbatches in flight in stages that keep them; inputs in the others."""
+    def _with_activations(self, stages: LayerSize, layers: Ints, keeps: Ints) -> dict[str, Ints]:
+        """Activations of all microbatches in flight in layers that keep them, and logits; inputs of the others."""
         if not self._in_flight_by_stage:
             sizes = self._sizes
             levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
             self._in_flight_by_stage.append(Moments([own / self._segments for own in levels]))
-        plans, has_logits = len(stages.activations), not self._num_head_shards
-        logits = np.tile(self._sizes.logits * keeps[:, -1:] * has_logits, (plans // len(keeps), 1))
-        of_stages = np.where(keeps, stages.activations, np.maximum(stages.inputs, self._sizes.boundary))
-        peaks = self._in_flight_by_stage[0].peaks(np.concatenate([of_stages, logits], axis=1))
-        again = stages._replace(activations=stages.activations * ~keeps)
-        found = self._recomputing(np.zeros((plans, 1), np.int64), again)
-        every, some = keeps.all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True)
-        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {
-            "kept stage inputs": some,
-            "logits": keeps[:, -1:] & has_logits,
-        }
+        ends = np.cumsum(layers, axis=1)
+        _, _, _, kept, inputs = self._running[:, ends] - self._running[:, ends - keeps]
+        again = stages._replace(activations=stages.activations - kept, inputs=stages.inputs - inputs)
+        whole, some = keeps == layers, keeps.any(axis=1, keepdims=True)
+        every = whole.all(axis=1, keepdims=True)
+        with_logits = ((keeps[:, -1:] > 0) | whole[:, -1:]) & (not self._num_head_shards)
+        saved = np.where(whole, 0, np.maximum(again.inputs, self._sizes.boundary))
+        peaks = self._in_flight_by_stage[0].peaks(
+            np.concatenate([kept + saved, self._sizes.logits * with_logits], axis=1)
+        )
+        found = self._recomputing(np.zeros((len(layers), 1), np.int64), again)
+        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": with_logits}
         for name in dropped.keys() & found.keys():
             found[name] = found[name] * ~dropped[name]
         kept = {name: table for name, table in found.items() if name not in dropped or table.any()}
         return kept | {"activations": peaks * some}
 
-    def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Bools:
-        """The backward stages that recompute nothing, as many as the memory allows, (plans, stages)."""
+    def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Ints:
+        """The layers of each backward stage that recompute nothing, as many as the memory allows, (plans, stages)."""
         holds = self._holds[: backward.shape[1]]
-        return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
+        return fitting_layers(lambda keeps: self.peaks(forward, backward, keeps), backward, holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
         ends = np.cumsum(counts, axis=1)

@@ -59,8 +59,9 @@ def efficiency(m: int, n: int, k: int, units: int, narrow: float, shallow: float
     return filled(m, n, k, units) * min(alignment(n), alignment(k)) * (k / (k + shallow)) * (thin / (thin + narrow))
 
 
-Recompute = Literal["none", "selective", "per_op", "full"]
+Recompute = Literal["none", "selective", "per_op", "full", "fitting"]  # fitting: as few layers as the memory allows
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+LAYERWISE = ("full", "fitting")
 Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
 # 16-bit passes that it takes to quantise a value; blocks are made in both orientations. Chosen from rows of
@@ -119,6 +120,11 @@ class Setting:
     recompute: Recompute = "none"
     numbers: Basis | None = None  # figures of the machine and constants of the software, for kernels that are not tiled
     adapters: Adapters | None = None  # of a framework that fuses maps first; None: those of the architecture, if any
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """Whether whole layers are recomputed from their inputs: all, or those that do not fit."""
+        return self.recompute in LAYERWISE
 
     @property
     def has_adapters(self) -> bool:
@@ -394,7 +400,7 @@ def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: in
 
 
 def _recomputed(setting: Setting, forward: float, attention: float, tensor: float, sent: float) -> float:
-    if setting.recompute == "full":
+    if setting.recomputes_layers:
         return setting.software.recompute * setting.software.constants["again"] * forward + tensor + sent
     if setting.recompute == "per_op":  # gathers are repeated with the products that need them, scatters are not
         return PER_OP_SHARE * (forward - attention) + 0.5 * tensor

@@ -5,6 +5,7 @@ columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory` fo
 the best plans afterwards.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import log2
@@ -16,8 +17,8 @@ from rpbench.cost.footprint.sizes import LAYERS_GATHERED
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_bytes import logits_bytes
-from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
+from rpbench.mesh.layer_bytes import layer_bytes, logits_bytes
+from rpbench.mesh.layers.layer_seconds import LAYERWISE, Precision, padded_vocab
 from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import adapter_parameters, states_of
@@ -83,9 +84,11 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "head": job.head.forward_all + job.head.backward_all,
         "hop": 2.0 * job.microbatch_tokens * own.hidden / inner.tensor,
         "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
+        "whole": sum(part * layer_bytes(job, kind) for kind, part in kinds.items()),
+        "fits": float(inner.recompute == "fitting"),
         "working": working_set_bytes(job),
         "logits": logits_bytes(job),
-        "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # for every microbatch in flight
+        "logits_waiting": logits_bytes(job) * (inner.recompute not in LAYERWISE),  # for every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
         "learned": sum(part * of_layer for part, of_layer, _ in adapters) if own.lora_rank else dense / inner.tensor,
@@ -116,6 +119,7 @@ def balanced(question: Question, plans: Plans, table: dict[str, Floats]) -> Plan
 
 def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:
     forms, constants, device = _Forms(question, plans, table), question.software.constants, question.machine.device
+    forms.keep_what_fits()
     step = forms.pipeline_s() + forms.data_s()
     step += forms.owned * constants["optimizer_bytes"] / (device.memory_bytes_per_s * device.sustained_memory)
     step += constants["step_s"]
@@ -227,11 +231,24 @@ class _Forms:
         return np.where(n == 1, 0.0, np.where(fully, whole, found))
 
     def peak_bytes(self) -> Floats:
-        """Bytes of the fullest of three ranks: the first, the last, and the first with most layers."""
+        """Bytes of the fullest of three ranks."""
+        return np.maximum.reduce([held for _, _, held in self._held()])
+
+    def keep_what_fits(self) -> None:
+        """Where as few layers are recomputed as the memory allows, leave out as many as fit on each of three ranks."""
+        machine = self.question.machine
+        room = (machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)) / self.software.scale
+        more, again = self.each["whole"] - self.each["kept"], np.zeros_like(self.p)
+        for rank, layers, held in self._held():
+            kept = np.floor((room - held) / np.maximum(1.0, self._in_flight(rank) * more))
+            again = np.maximum(again, 1.0 - np.clip(kept, 0.0, layers) / np.maximum(1.0, layers))
+        self.each["recompute"] = self.each["recompute"] * np.where(self.each["fits"] > 0, again, 1.0)
+
+    def _held(self) -> Iterator[tuple[Floats, Floats, Floats]]:
+        """Number, layers and bytes of three ranks: the first, the last, and the first with most layers."""
         p, ranks, each, ends = self.p, self.ranks, self.each, self.ends
         alone = p == 1
         of_loss = each["logits"] + np.where(self.names == "gpipe", self.m - 1, 0.0) * each["logits_waiting"]
-        found = np.zeros_like(p)
         for rank, layers, matrix, logits in (
             (np.zeros_like(p), ranks.first, ends, alone),
             (ranks.fullest_rank, ranks.most, np.where(ranks.fullest_rank % (p - 1 + alone) == 0, ends, 0.0), alone),
@@ -239,8 +256,7 @@ class _Forms:
         ):
             held = self._states_bytes(layers, matrix)
             held += self._in_flight(rank) * layers * each["kept"] + each["working"]
-            found = np.maximum(found, held + np.where(logits, of_loss, 0.0))
-        return found
+            yield rank, layers, held + np.where(logits, of_loss, 0.0)
 
     def _in_flight(self, rank: Floats) -> Floats:
         """Microbatches whose activations a rank keeps."""

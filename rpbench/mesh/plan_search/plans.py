@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.layers.layer_seconds import Recompute
+from rpbench.mesh.layers.layer_seconds import LAYERWISE, Recompute
 from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing
 from rpbench.workload.architecture import Architecture
 
@@ -41,7 +41,7 @@ class Space:
     max_context: int = 1
     sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # of a microbatch
     # recomputes, schedules, shared: see `Job` and `Sharing`
-    recomputes: tuple[Recompute, ...] = ("none", "full")
+    recomputes: tuple[Recompute, ...] = ("none", "fitting")
     schedules: tuple[str, ...] = SCHEDULES
     shared: tuple[Sharded, ...] = SHARDED
     max_chunks: int = 8  # on a device
@@ -97,7 +97,7 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
         group = inner.tensor * inner.context
         if devices % group:
             continue
-        plain = inner._replace(recompute="full" if inner.recompute == "full" else "none")
+        plain = inner._replace(recompute="full" if inner.recompute in LAYERWISE else "none")
         found = _outer(devices // group, layers, global_batch, plain, space)
         if len(found):
             rows.append(np.column_stack([np.full(len(found), len(inners), np.int64), found]))
@@ -159,7 +159,7 @@ def _chunks(name: str, pipeline: int, layers: int, microbatches: int, inner: Inn
     if name == "interleaved_1f1b":
         most = min(space.max_chunks, layers // pipeline)
         return list(range(2, most + 1)) if microbatches % pipeline == 0 else []
-    if name in SPLIT and (inner.recompute == "full" or microbatches < 2 * pipeline):
+    if name in SPLIT and microbatches < 2 * pipeline:
         return []
     return [1]
 

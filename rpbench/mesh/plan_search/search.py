@@ -15,7 +15,7 @@ from rpbench.ir.partition import filled, symmetric
 from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import SHARDED
-from rpbench.mesh.memory import Bytes, Fullest, fullest
+from rpbench.mesh.memory import Bytes, Fullest, fitted, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import DOUBTED, fastest_first, job_of, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Ints, Space
@@ -141,11 +141,11 @@ def search(
 def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[Prediction]:
     """The fastest plan of each of these orders, which have no closed form.
 
-    They are tried on the meshes of the `MESHES` fastest pipelines without recomputation, with their microbatches.
+    They are tried on the meshes of the `MESHES` fastest pipelines, with their microbatches and recomputation.
     """
     jobs = dict[tuple[object, ...], Job]()
     for each in sorted(found, key=lambda each: each.step_time_s):
-        if each.job.mesh.pipeline > 1 and each.job.recompute == "none":
+        if each.job.mesh.pipeline > 1:
             jobs.setdefault((each.job.mesh, each.job.sequences), each.job)
     best = list[Prediction]()
     for name in names:
@@ -160,7 +160,7 @@ def _in_order(job: Job, name: str) -> Iterator[Prediction]:
     if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
         return
     with suppress(ValueError):  # the order, or the cut, does not take the sizes
-        yield from _recuts(replace(job, schedule=name, chunks=chunks, cut=()))
+        yield from _recuts(replace(job, schedule=name, chunks=chunks, cut=(), kept=()))
 
 
 def _is_long(job: Job) -> bool:
@@ -174,21 +174,22 @@ def _with_its_cut(found: Prediction) -> Prediction:
 
 def _recuts(job: Job) -> Iterator[Prediction]:
     """The job with the cuts that are found, if they fit; inner stages have layers, as frameworks need it."""
-    cut, _ = plan_search(problem_of(job), [symmetric(job.cut)], budget=RECUT)
+    cut, _ = plan_search(problem_of(replace(job, kept=())), [symmetric(job.cut)], budget=RECUT)
     for counts in islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,):
-        if (found := simulate_job(replace(job, cut=counts))) is not None:
+        if (found := simulate_job(replace(job, cut=counts, kept=()))) is not None:
             yield found
 
 
 def simulate_job(job: Job) -> Prediction | None:
     """A simulated job; None if its memory, counted from its order, does not fit."""
-    memory, terms = memory_and_terms(job)
+    job, memory, terms = memory_and_terms(job)
     return None if memory.lacks else Prediction(job, terms(), memory.classes)
 
 
-def memory_and_terms(job: Job) -> tuple[Fullest, Callable[[], Terms]]:
-    """The fullest rank of a job of any order, and a function that simulates its seconds by cause."""
+def memory_and_terms(job: Job) -> tuple[Job, Fullest, Callable[[], Terms]]:
+    """A job of any order as it fits, its fullest rank, and a function that simulates its seconds by cause."""
     if job.schedule not in ORDERS:
-        return fullest(job), partial(exact_terms, job)
-    terms, ranks = exact(job)
-    return fullest(job, ranks), lambda: terms
+        job = fitted(job)
+        return job, fullest(job), partial(exact_terms, job)
+    job, terms, ranks = exact(job)
+    return job, fullest(job, ranks), lambda: terms

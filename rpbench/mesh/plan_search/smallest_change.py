@@ -117,7 +117,7 @@ def _steps(job: Job) -> dict[str, tuple[Any, ...]]:
     domain = machine.domain_devices
     whole = mesh.tensor > 1 and not mesh.sequence_parallel
     return {
-        "recompute": RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 :],
+        "recompute": RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 : RECOMPUTES.index("full") + 1],
         "sequences": tuple(reversed(divisors(job.sequences)[:-1])),
         "sequence_parallel": (True,) if whole else (),
         "shard": SHARDED[SHARDED.index(mesh.sharing.what) + 1 :],
@@ -142,6 +142,7 @@ def _changed(job: Job, settings: Settings) -> Job | None:
             num_microbatches=microbatches,
             recompute=settings.get("recompute", job.recompute),
             cut=job.cut if mesh.pipeline == job.mesh.pipeline else (),
+            kept=(),
         )
     except ValueError:  # sizes that do not divide
         return None

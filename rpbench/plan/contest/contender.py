@@ -2,7 +2,7 @@
 
     microbatch_sequences   size of a microbatch, at the same tokens a step
     chunks_per_device      stages on a device, where the schedule takes several and both directions are cut alike
-    recompute              all | except_last | none | fitting: the stages recomputed (`rpbench.plan.contest.frame`)
+    recompute              all | except_last | none | fitting: the layers recomputed (`rpbench.plan.contest.frame`)
     prefetch               visits whose weights are loaded ahead, if weights are loaded for every visit
     schedule.NAME          the schedule's own options, as it declares them (`registry.Entry.searched`)
 

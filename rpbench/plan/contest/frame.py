@@ -1,11 +1,11 @@
 """Frame: an order with all its transfers, made once and timed for any cut and any choice of recomputation.
 
 The stages that recompute: all (`all`), none (`none`), all but the last if its backward follows its forward
-(`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
+(`except_last`), or as few layers as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
 """
 
 import gc
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -25,7 +25,7 @@ from rpbench.ir.action import COMPUTE
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.passes.recomputation import Recompute, check_recompute
+from rpbench.passes.recomputation import Recompute, check_recompute, kept_layers
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.terms import Terms
@@ -172,13 +172,11 @@ class Frame:
         return False
 
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
-        """The stages of a cut that do not recompute."""
-        last = len(partition.backward) - 1
-        fixed: Mapping[Recompute, tuple[int, ...]] = {"all": (), "except_last": (last,), "none": tuple(range(last + 1))}
-        if recompute in fixed:
-            return fixed[recompute]
+        """The layers of each stage of a cut that do not recompute."""
+        if recompute != "fitting":
+            return kept_layers(partition, recompute)
         kept = self._footprint.fitting(*_rows(partition), self.terms.limits.device_memory_bytes)
-        return tuple(np.flatnonzero(kept[0]).tolist())
+        return tuple(kept[0].tolist())
 
     def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
         """The cut with layers moved off full devices, one by one, as long as that reduces the missing memory.

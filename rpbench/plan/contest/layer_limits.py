@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from rpbench.plan.linear import Floats, prices
 
+Ints = npt.NDArray[np.int64]
+
 MOST_ROUNDS, SETTLED = 8, 1e-6
 MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts as infeasible
 
@@ -56,23 +58,22 @@ def least_limit(rows: list[Limit], start: float, num_layers: int) -> float:
 def least_of_whole_layers(
     rows: list[Limit], device_of: list[int], keeps: Floats, start: float, num_layers: int
 ) -> float:
-    """The shortest step if every device has one stage of whole layers, recomputed entirely or not at all.
+    """The shortest step if every device has one stage of whole layers, each recomputed or not.
 
     Stages are filled one after the other: a device's start time depends on the number of layers below it.
     """
-    before, choices = np.arange(num_layers + 1), list[list[tuple[Floats, list[tuple[float, float, Floats]]]]]()
-    for stage, device in enumerate(device_of):
-        limits = [row for row in rows if row.device == device]
-        choices.append([_room_of(limits, stage, kept, before) for kept in (0, 1)[: 1 + int(keeps[stage] > 0)]])
+    before = np.arange(num_layers + 1)
+    stages = [
+        _times_of([row for row in rows if row.device == device], stage, keeps[stage] > 0, before)
+        for stage, device in enumerate(device_of)
+    ]
 
     def holds(step: float) -> bool:
         reached = before == 0
-        for of_stage in choices:
-            most = np.zeros(num_layers + 1)
-            for room, timed in of_stage:
-                for fixed, each, gone in timed:
-                    room = np.minimum(room, _fitting(step - fixed - gone, each, num_layers))
-                most = np.maximum(most, np.floor(room + 1e-9))
+        for timed in stages:
+            most = np.full(num_layers + 1, num_layers)
+            for of_own, of_below in timed:
+                most = np.minimum(most, np.searchsorted(of_own, step * (1 + 1e-9) - of_below, side="right") - 1)
             upto = np.where(reached, np.minimum(before + most, num_layers), -1)
             furthest = np.maximum.accumulate(upto)  # from the layers below, any number up to the most
             reached = (furthest >= before) & np.logical_or.accumulate(reached)
@@ -89,26 +90,22 @@ def least_of_whole_layers(
     return low
 
 
-def _room_of(
-    limits: list[Limit], stage: int, kept: int, before: npt.NDArray[np.int64]
-) -> tuple[Floats, list[tuple[float, float, Floats]]]:
-    """Most layers of a stage by its byte limits, per number of layers below it, and its limits of time.
+def _times_of(limits: list[Limit], stage: int, may_keep: bool, layers: Ints) -> list[tuple[Floats, Floats]]:
+    """Limits of time of a stage: use by its number of layers, infinite where these do not fit, and by those below it.
 
-    A limit of time is the fixed use, the use per layer, and the use of the layers below.
+    As many layers are not recomputed as the stage's limits of bytes allow: that only saves time.
     """
-    room, timed = np.full(len(before), float(len(before) - 1)), list[tuple[float, float, Floats]]()
+    kept = np.where(may_keep, layers, 0).astype(float)
     for row in limits:
-        if row.room is not None and not kept and row.of_kept.any():  # a limit on activations that stay in flight
-            continue
-        each = float(row.of_layers[stage] + kept * row.of_kept[stage])
-        gone: Floats = np.asarray(before * (float(row.of_layers[:stage].min()) if stage else 0.0), np.float64)
-        if row.room is None:
-            timed.append((row.fixed, each, gone))
-        else:
-            room = np.minimum(room, _fitting(row.room - row.fixed - gone, each, len(before) - 1))
-    return room, timed
+        if row.room is not None:
+            left, each = row.room - row.fixed - row.of_layers[stage] * layers, float(row.of_kept[stage])
+            kept = np.minimum(kept, np.floor(left / each + 1e-9) if each > 0 else np.where(left < 0, -1.0, inf))
 
+    def own(row: Limit) -> Floats:
+        used: Floats = row.fixed + row.of_layers[stage] * layers + row.of_kept[stage] * kept
+        return np.where(kept < 0, inf, used)
 
-def _fitting(left: Floats, each: float, num_layers: int) -> Floats:
-    """The number of layers that fit into what is left, each using `each`."""
-    return left / each if each > 0 else np.where(left < 0, -1.0, num_layers)
+    def below(row: Limit) -> Floats:
+        return np.asarray(layers * (float(row.of_layers[:stage].min()) if stage else 0.0), np.float64)
+
+    return [(own(row), below(row)) for row in limits if row.room is None]

@@ -31,7 +31,7 @@ class Outcome:
 
     tokens_per_s: float
     step_time_s: float
-    keeps: tuple[int, ...]  # stages that do not recompute
+    keeps: tuple[int, ...]  # layers of each stage that do not recompute
     peak_bytes: int  # bytes on the fullest device
     host_bytes: int
     misfit: float  # largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 if the plan fits

@@ -134,7 +134,7 @@ class Search(Trials):
         outcome, cut = self.tried[current].timed, self.tried[current].cut
         beside = at_best / outcome.tokens_per_s - 1  # as a share of all computation
         fill = min(beside, (self.terms.num_devices - 1) / self.terms.num_microbatches(current.microbatch_sequences))
-        if fewer > 1 and len(outcome.keeps) < len(cut.backward):
+        if fewer > 1 and outcome.keeps != cut.backward:
             fill = beside
         return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
 
@@ -396,7 +396,7 @@ class Search(Trials):
             return False
         # The sketch does not fit. But an order that follows from times may hold less memory without recomputation, and
         # so fit without it.
-        return changed.value("recompute") != "none" or len(outcome.keeps) == len(self.tried[current].cut.backward)
+        return changed.value("recompute") != "none" or outcome.keeps == self.tried[current].cut.backward
 
     # --- cuts ---
 

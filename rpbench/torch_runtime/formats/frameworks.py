@@ -1,8 +1,8 @@
 """Options of other frameworks: torchtitan's TOML, Megatron's arguments, DeepSpeed's JSON, accelerate's YAML for FSDP2.
 
 Only what a framework can express is written, the rest is a note: torchtitan and NeMo AutoModel take the placement from
-the schedule's NAME and not from the file, Megatron and DeepSpeed run their own order, and none of them recomputes some
-stages and others not.
+the schedule's NAME and not from the file, Megatron and DeepSpeed run their own order, and none of them recomputes more
+layers of some stages than of others.
 
 Source: torchtitan 0.3 (`TrainingConfig`, `ParallelismConfig`; its head was named `output` before) and NeMo AutoModel,
 `pipeline_parallel_schedule_csv` and `pp_schedule_csv` and what builds stages for them; Megatron-LM,
@@ -76,6 +76,7 @@ class PlanNumbers:
     shared: str = "none"  # what replicas share: none, optimizer, gradients, parameters
     on_host: str = ""  # the shared state that lives on the host: "", optimizer or parameters
     recompute: str = "full"  # none; selective: what is cheap; full: all but the inputs of layers
+    recomputed_layers: int = 0  # of every stage, the first ones; 0: all, where `recompute` is full
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences about what none of the files can say
 
@@ -281,7 +282,8 @@ def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
         what = {"gradients": "optim_grads", "parameters": "optim_grads_params"}[plan.shared]
         found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": what}
     if plan.recompute == "full":
-        found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        how = ("block", plan.recomputed_layers) if plan.recomputed_layers else ("uniform", 1)
+        found |= {"recompute-granularity": "full", "recompute-method": how[0], "recompute-num-layers": how[1]}
     elif plan.recompute == "selective":
         found["recompute-granularity"] = "selective"
     return found
