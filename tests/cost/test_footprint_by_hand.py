@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.footprint.fitting import Moments, fitting_layers, undominated
 from rpbench.cost.footprint.memory import Footprint, classes_of
-from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
+from rpbench.cost.footprint.replicas import _least_at_peak, host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, model_bytes, saved_state
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
@@ -268,3 +268,9 @@ def test_a_host_has_every_state_of_streamed_stages_and_inputs_of_all_microbatche
     optimizer = 12 * own.total_parameters
     largest = max(size.optimizer for size in (*sizes.layers, sizes.embedding, sizes.head))
     assert host_bytes(on_ssd, sizes) == host_bytes(order, sizes) - optimizer + 2 * largest
+
+
+@pytest.mark.parametrize("moments, share", [([[1, 0], [0, 1]], 0.5), ([[0.5, 0.5], [0, 0]], 0.5), ([[1, 0.25]], 0.25)])
+def test_of_stages_at_some_moments_the_least_is_there_at_one_or_in_the_mean(moments, share):
+    """However a byte is distributed over the stages, a moment has this share of it."""
+    assert _least_at_peak(np.array(moments)) == share
