@@ -341,6 +341,20 @@ def test_a_microbatch_of_the_command_line_is_that_of_the_file(capsys):
     assert found["sequence-parallel"] is found["use-distributed-optimizer"] is True
 
 
+@pytest.mark.parametrize("mesh", [[], ["mesh.pipeline=8", "mesh.data=1", "mesh.shard=none"]])
+def test_where_some_layers_are_recomputed_megatron_gets_one_number_and_the_others_recompute_all(mesh, capsys):
+    plan = ["schedule=1f1b", "model=llama31_8b", "cluster=a100_40gb_roce", "cost=analytic", "num_devices=8", *mesh]
+    plan += ["num_microbatches=32", "workload.microbatch_sequences=2", "partition=4-4-4-4-4-5-5-2"]
+    for word, again, most in (("fitting", "1-0-0-0-0-0-0-0", 1), ("all", "", 1), ("none", "", None)):
+        assert dispatch(["show", *plan, f"recompute={word}", "format=megatron_layout"]) == 0
+        found = of_arguments(told := capsys.readouterr().out)
+        assert found.get("recompute-num-layers") == most
+        assert found.get("recompute-method") == {"fitting": "block", "all": "uniform"}.get(word)
+        assert (f"recomputes {again} layers of its stages" in told) == (word == "fitting")
+        assert dispatch(["show", *plan, f"recompute={word}", "format=torchtitan"]) == 0
+        assert f'mode = "{"none" if word == "none" else "full"}"' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words, notes",
     [
