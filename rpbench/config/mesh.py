@@ -107,11 +107,10 @@ def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None,
 
 
 def refuse_frozen(model: Architecture | None) -> None:
-    """Refuse frozen layers and 8-bit moments, which are not modelled under a mesh."""
-    if model is not None and (model.frozen_layers or model.optimizer_bits != 32):
+    """Refuse frozen layers, which are not modelled under a mesh."""
+    if model is not None and model.frozen_layers:
         raise ConfigError(
-            f"model {model.name}: frozen layers and 8-bit moments under a mesh are not modelled; take one host, or "
-            "model.frozen_layers=0 model.optimizer_bits=32"
+            f"model {model.name}: frozen layers under a mesh are not modelled; take one host, or model.frozen_layers=0"
         )
 
 

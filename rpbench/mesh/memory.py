@@ -168,7 +168,7 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
     found = ModelBytes(
         layers=tuple(sizes[kind] for kind in own.layers),
         embedding=_shared(job, held_layers(job, (), first=True, last=False), ()),
-        head=_shared(job, held_layers(job, (), first=False, last=True), ()),
+        head=_stepped(job, _shared(job, held_layers(job, (), first=False, last=True), ())),
         boundary=round(input_bytes(job)),
         logits=0,
         logits_chunk=round(logits_bytes(job)),
@@ -179,7 +179,7 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
 
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
-    found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
+    found = _stepped(job, _shared(job, held_layers(job, layers, first=False, last=False), layers))
     whole = streamed or job.recomputes_layers
     activations = layer_bytes(job, kind) if whole else kept_bytes(job, kind)
     return found._replace(activations=activations, inputs=0 if streamed or not whole else input_bytes(job))
@@ -197,6 +197,10 @@ def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> Layer
     # gathered once a step, gradients summed whole
     weights = found.weights + (2.0 * (own.dense + own.experts) + adapters)
     return found._replace(weights=weights, gradients=job.software.accumulate_bytes * (learns.dense + learns.experts))
+
+
+def _stepped(job: Job, size: LayerSize) -> LayerSize:
+    return size._replace(optimizer=size.optimizer * job.optimizer_share)
 
 
 def bits_of_weights(job: Job) -> float:

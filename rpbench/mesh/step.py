@@ -7,7 +7,7 @@ from rpbench.mesh.data_parallel import beside_computation, gathered_layer, reduc
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layers.layer_times import tied_s
-from rpbench.mesh.parameters import held, trained
+from rpbench.mesh.parameters import held, held_layers, trained
 
 Terms = dict[str, float]
 
@@ -115,7 +115,9 @@ def _optimizer_s(job: Job) -> float:
     """Seconds of the optimizer on the rank whose devices own most parameters."""
     found = 0.0
     for rank in _fullest(job):
-        own = trained(job, rank)
-        owned = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
+        own, share = trained(job, rank), job.optimizer_share
+        whole = 0.0 if rank or job.has_adapters else held_layers(job, (), first=True, last=False).dense  # the embedding
+        stepped = share * own.dense + (1.0 - share) * whole
+        owned = stepped / job.mesh.shard_group + share * own.experts / job.mesh.expert_shard_group
         found = max(found, owned * job.software.constants["optimizer_bytes"] / job.memory_rate)
     return found

@@ -52,7 +52,7 @@ WRONG = [
         ("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=hanayo"),
         "schedules=hanayo: a search over meshes",
     ),
-    (("model=llama3_8b", "frozen_layers=2", "cluster=dgx_h100"), "frozen layers and 8-bit moments under a mesh"),
+    (("model=llama3_8b", "frozen_layers=2", "cluster=dgx_h100"), "frozen layers under a mesh"),
     (("num_layers=2", "hidden=64", "heads=2", "vocab=100", "kv_heads=1", *FOUR_L40S), "is spelled key_value_heads now"),
 ]
 

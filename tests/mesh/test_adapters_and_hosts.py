@@ -65,6 +65,24 @@ def test_weights_in_four_bits_are_as_small_under_a_mesh():
     )
 
 
+@pytest.mark.parametrize("what, owned", [("none", 1), ("optimizer", 4), ("parameters", 4)])
+def test_moments_of_8_bits_are_half_of_the_state_of_all_but_the_embedding(what, owned):
+    """4 + 2 (1 + 4 / 2048) bytes of layers and head for 12, and half of the optimizer's traffic with them."""
+    own = architecture("llama3_8b")
+    plain, small = (
+        job(each, Mesh(4, sharing=Sharing(what, reshard=True))) for each in (own, replace(own, optimizer_bits=8))
+    )
+    embedding = 128_256 * 4096
+    others = own.total_parameters - embedding
+    found = {each: bytes_of_ranks(each)[0] for each in (plain, small)}
+    less = found[plain]["optimizer state"] - found[small]["optimizer state"]
+    assert less == pytest.approx(others * (8 - 2 - 8 / 2048) / owned, rel=1e-6)
+    assert found[plain]["weights"] == found[small]["weights"]
+    shares = [step_terms(each)["optimizer"] / step_terms(plain)["optimizer"] for each in (plain, small)]
+    half = (4 + 2 + 8 / 2048) / 12
+    assert shares == pytest.approx([1, (embedding + half * others) / (embedding + others)], rel=1e-3)
+
+
 @pytest.mark.parametrize("mesh", [Mesh(2, tensor=2), Mesh(4, sharing=Sharing("parameters"))])
 def test_weights_in_four_bits_are_neither_cut_nor_gathered_under_a_mesh(mesh):
     own = replace(architecture("llama3_8b"), training_mode="qlora", lora_rank=16)

@@ -19,7 +19,7 @@ FREE = replace(PLAIN, split_penalty=1.0).with_constants(dict.fromkeys(ONE, NEVER
 ALONE = replace(FREE, gradients_beside=False, parameters_beside=False)
 # Forward, gradient of the input and of the weights of a layer take 1, 1.5 and 1 s.
 SECONDS = {"forward": 1.0, "backward": 2.5, "input_grad": 1.5, "weight_grad": 1.0, "recompute": 0.0, "head": 0.0}
-BYTES = {"hop": 0.0, "kept": 0.0, "whole": 0.0, "working": 0.0, "logits": 0.0, "logits_waiting": 0.0}
+BYTES = {"hop": 0.0, "kept": 0.0, "whole": 0.0, "made_again": 0.0, "working": 0.0, "logits": 0.0, "logits_waiting": 0.0}
 PARAMETERS = {"dense": 0.0, "experts": 0.0, "matrix": 0.0}
 SIZES = {"tensor": 1.0, "context": 1.0, "expert": 1.0}
 LAYERS, MICROBATCHES = 16, 8
@@ -36,7 +36,8 @@ def timed(schedule="1f1b", shared="none", *, pipeline=1, data=1, chunks=1, softw
     numbers = (0, pipeline, data, chunks, MICROBATCHES, SCHEDULES.index(schedule), SHARDED.index(shared), EVEN)
     plans = Plans((inner,), SCHEDULES, *(np.array([number]) for number in numbers))
     values = {**SECONDS, **BYTES, **PARAMETERS, **SIZES, **columns}
-    values = {"learned": values["dense"], "learned_experts": values["experts"], "bits": 1.0, "fits": 0.0, **values}
+    ones = {"bits": 1.0, "stepped": 1.0, "fits": 0.0}
+    values = {"learned": values["dense"], "learned_experts": values["experts"], **ones, **values}
     table = {name: np.array([value]) for name, value in values.items()}
     found = time_plans(asked, plans, table)
     return float(found.step_s[0]), float(found.peak_bytes[0])

@@ -125,13 +125,14 @@ def test_it_is_refused_where_nobody_could_do_it(words, said):
         load(["schedule=1f1b", "recompute=fitting", *words])
 
 
-def test_one_pipeline_keeps_the_same_layers_on_one_host_and_under_a_mesh(rpbench):
+@pytest.mark.parametrize("bits, kept", [(32, [3, 4, 4, 4, 4, 5, 5, 2]), (8, [4, 4, 4, 4, 4, 5, 5, 2])])
+def test_one_pipeline_keeps_the_same_layers_on_one_host_and_under_a_mesh(bits, kept, rpbench):
     asked = ("schedule=1f1b", "model=llama31_8b", "cluster=a100_40gb_roce", "cost=analytic", "num_devices=8",
              "num_microbatches=32", "workload.microbatch_sequences=2", "partition=4-4-4-4-4-5-5-2",
-             "recompute=fitting")  # fmt: skip
+             "recompute=fitting", f"++model.optimizer_bits={bits}")  # fmt: skip
     _, (host,), _ = rpbench(*asked, "charge=bytes")
     _, (mesh,), _ = rpbench(*asked, "mesh.pipeline=8", "mesh.data=1", "mesh.shard=none")
-    assert host["kept_layers"] == mesh["kept_layers"] == [3, 4, 4, 4, 4, 5, 5, 2]
+    assert host["kept_layers"] == mesh["kept_layers"] == kept
     assert mesh["peak_memory_bytes"] == pytest.approx(host["peak_memory_bytes"], rel=1e-4)
     assert mesh["step_time_s"] == pytest.approx(host["step_time_s"], rel=1e-3)
 

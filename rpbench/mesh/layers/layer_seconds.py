@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from math import ceil, prod
 from typing import Literal, NamedTuple, get_args
 
+from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, OPTIMIZER_BYTES_8
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.adapters import Adapters, adapted_experts, adapted_maps
@@ -125,6 +126,13 @@ class Setting:
     def recomputes_layers(self) -> bool:
         """Whether whole layers are recomputed from their inputs: all, or those that do not fit."""
         return self.recompute in LAYERWISE
+
+    @property
+    def optimizer_share(self) -> float:
+        """Bytes of the optimizer's state of a parameter over those with moments in 32 bits; the embedding has these."""
+        if self.architecture.optimizer_bits == 32:
+            return 1.0
+        return 1.0 - (OPTIMIZER_BYTES - OPTIMIZER_BYTES_8) / self.software.optimizer_bytes
 
     @property
     def has_adapters(self) -> bool:

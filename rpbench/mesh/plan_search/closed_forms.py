@@ -17,7 +17,7 @@ from rpbench.cost.footprint.sizes import LAYERS_GATHERED
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_bytes import layer_bytes, logits_bytes
+from rpbench.mesh.layer_bytes import WEIGHT_SHARE, layer_bytes, logits_bytes
 from rpbench.mesh.layers.layer_seconds import LAYERWISE, Precision, padded_vocab
 from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
@@ -74,7 +74,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
     dense = sum(part * own.dense_parameters(kind) for kind, part in kinds.items())
     experts = sum(part * own.expert_parameters(kind) for kind, part in kinds.items())
     adapters = [(part, *adapter_parameters(job, kind)) for kind, part in kinds.items()]
-    rows = padded_vocab(job) / inner.tensor
+    rows, again = padded_vocab(job) / inner.tensor, float(inner.recompute in LAYERWISE)
     return {
         "forward": mean("forward_all"),
         "backward": mean("backward_all"),
@@ -85,15 +85,17 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "hop": 2.0 * job.microbatch_tokens * own.hidden / inner.tensor,
         "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
         "whole": sum(part * layer_bytes(job, kind) for kind, part in kinds.items()),
+        "made_again": WEIGHT_SHARE * sum(part * layer_bytes(job, kind) for kind, part in kinds.items()) * again,
         "fits": float(inner.recompute == "fitting"),
         "working": working_set_bytes(job),
         "logits": logits_bytes(job),
-        "logits_waiting": logits_bytes(job) * (inner.recompute not in LAYERWISE),  # for every microbatch in flight
+        "logits_waiting": logits_bytes(job) * (1.0 - again),  # for every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
         "learned": sum(part * of_layer for part, of_layer, _ in adapters) if own.lora_rank else dense / inner.tensor,
         "learned_experts": sum(part * each for part, _, each in adapters) if own.lora_rank else experts / inner.expert,
         "bits": bits_of_weights(job),
+        "stepped": job.optimizer_share,
         "matrix": rows * own.hidden,
         "tensor": float(inner.tensor),
         "context": float(inner.context),
@@ -148,8 +150,18 @@ class _Forms:
         self.learned_experts = self.each["learned_experts"] * self.ranks.most
         shares = self.n * self.each["tensor"] / self.each["expert"]
         self.expert_shards = np.maximum(1.0, np.minimum(self.n, shares))  # as `Mesh.expert_shard_group`
-        self.owned = self.learned / np.where(plans.shared == 0, 1.0, self.n)
-        self.owned += self.learned_experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
+        stepped = self.each["stepped"]
+        self.owned = (
+            stepped * self.each["learned"] * self.ranks.most + self._stepped_ends(0.0) * self.learns * self.ends
+        )
+        self.owned /= np.where(plans.shared == 0, 1.0, self.n)
+        self.owned += stepped * self.learned_experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
+
+    def _stepped_ends(self, rank: Floats | float) -> Floats:
+        """The optimizer's state of a rank's matrices over that with moments in 32 bits, which the embedding has."""
+        stepped, tied = self.each["stepped"], self.question.architecture.tied
+        of_both = np.where(tied, 1.0, (1.0 + stepped) / 2)
+        return np.where(self.p == 1, of_both, np.where(np.asarray(rank) == 0, 1.0, stepped))
 
     @cached_property
     def layer_s(self) -> Floats:
@@ -231,11 +243,11 @@ class _Forms:
         return np.where(n == 1, 0.0, np.where(fully, whole, found))
 
     def peak_bytes(self) -> Floats:
-        """Bytes of the fullest of three ranks."""
+        """Bytes of the fullest of four ranks."""
         return np.maximum.reduce([held for _, _, held in self._held()])
 
     def keep_what_fits(self) -> None:
-        """Where as few layers are recomputed as the memory allows, leave out as many as fit on each of three ranks."""
+        """Where as few layers are recomputed as the memory allows, leave out as many as fit on each of four ranks."""
         machine = self.question.machine
         room = (machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)) / self.software.scale
         more, again = self.each["whole"] - self.each["kept"], np.zeros_like(self.p)
@@ -245,17 +257,19 @@ class _Forms:
         self.each["recompute"] = self.each["recompute"] * np.where(self.each["fits"] > 0, again, 1.0)
 
     def _held(self) -> Iterator[tuple[Floats, Floats, Floats]]:
-        """Number, layers and bytes of three ranks: the first, the last, and the first with most layers."""
+        """Number, layers and bytes of four ranks: the first, the first with most layers, and the last two."""
         p, ranks, each, ends = self.p, self.ranks, self.each, self.ends
         alone = p == 1
         of_loss = each["logits"] + np.where(self.names == "gpipe", self.m - 1, 0.0) * each["logits_waiting"]
         for rank, layers, matrix, logits in (
             (np.zeros_like(p), ranks.first, ends, alone),
             (ranks.fullest_rank, ranks.most, np.where(ranks.fullest_rank % (p - 1 + alone) == 0, ends, 0.0), alone),
+            (np.maximum(p - 2, 0), ranks.before_last, np.where(p > 2, 0.0, ends), alone),
             (p - 1, ranks.last, ends, True),
         ):
-            held = self._states_bytes(layers, matrix)
+            held = self._states_bytes(layers, matrix, self._stepped_ends(rank))
             held += self._in_flight(rank) * layers * each["kept"] + each["working"]
+            held += self._between_halves(rank) * layers * each["made_again"]
             yield rank, layers, held + np.where(logits, of_loss, 0.0)
 
     def _in_flight(self, rank: Floats) -> Floats:
@@ -266,22 +280,34 @@ class _Forms:
         found = np.where(names == "zb_h2", np.minimum(m, np.maximum(1.0, 2 * (p - rank) - 1)), found)
         return np.where(names == "gpipe", m, found)
 
-    def _states_bytes(self, layers: Floats, matrix: Floats) -> Floats:
-        """Bytes of weights, gradients and optimizer of ranks with that many layers."""
+    def _between_halves(self, rank: Floats) -> Floats:
+        """Microbatches whose gradients of the weights a rank still has to compute."""
+        found = np.where(self.names == "zb_h1", rank + 1, np.where(self.names == "zb_h2", 2 * rank + 1, 0.0))
+        return np.minimum(found, self.m)
+
+    def _states_bytes(self, layers: Floats, matrix: Floats, ends: Floats) -> Floats:
+        """Bytes of weights, gradients and optimizer of ranks with that many layers; `ends` is of `_stepped_ends`."""
         each, shared = self.each, self.plans.shared
         found = np.zeros_like(self.n)
         of_layers = each["learned"] * layers
-        for size, learned, shards in (
-            (each["bits"] * each["dense"] * layers + matrix, of_layers + self.learns * matrix, self.n),
-            (each["bits"] * each["experts"] * layers, each["learned_experts"] * layers, self.expert_shards),
+        stepped, of_ends, of_experts = each["stepped"], self.learns * matrix, each["learned_experts"] * layers
+        for size, learned, updated, shards in (
+            (
+                each["bits"] * each["dense"] * layers + matrix,
+                of_layers + of_ends,
+                stepped * of_layers + ends * of_ends,
+                self.n,
+            ),
+            (each["bits"] * each["experts"] * layers, of_experts, stepped * of_experts, self.expert_shards),
         ):
             parts = []
             for what in SHARDED:
                 weights = states_of(self.software, what, size, size / shards).weights
                 if not self.learns and what != "parameters":
                     weights = weights + 2.0 * learned
-                more = states_of(self.software, what, learned, learned / shards)
-                parts.append(weights + more.gradients + more.optimizer)
+                gradients = states_of(self.software, what, learned, learned / shards).gradients
+                optimizer = states_of(self.software, what, updated, updated / shards).optimizer
+                parts.append(weights + gradients + optimizer)
             found = found + np.select([shared == number for number in range(len(SHARDED))], parts)
         layer, learned = each["dense"] + each["experts"], each["learned"] + each["learned_experts"]
         gathered = np.where(shared == SHARDED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
@@ -301,12 +327,13 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
 
 
 class RankLayers(NamedTuple):
-    """Layers of the fullest, first and last rank of `Plans.cut`; `fullest_rank` is the first with most layers."""
+    """Layers of the fullest, first and last two ranks of `Plans.cut`; `fullest_rank` is the first with most layers."""
 
     most: Floats
     first: Floats
     last: Floats
     fullest_rank: Floats
+    before_last: Floats
 
 
 def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> RankLayers:
@@ -328,4 +355,5 @@ def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> R
     alone = apart & (over == 1) & (fullest == p - 1)
     most, fullest = most - alone, np.where(alone, 0.0, fullest)
     fullest = np.where(apart & (of_last > most), p - 1, fullest)
-    return RankLayers(np.maximum(most, of_last), base * v + larger(np.zeros_like(p)), of_last, fullest)
+    first, before_last = (base * v + larger(rank) for rank in (np.zeros_like(p), np.maximum(p - 2, 0)))
+    return RankLayers(np.maximum(most, of_last), first, of_last, fullest, before_last)
