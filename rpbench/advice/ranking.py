@@ -280,7 +280,7 @@ def _ranked(each: Timed, reach: float, basis: Basis) -> Ranked:
     factor = half_width(why, reach, basis)
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.graph.analysis).max_staleness
-    memory = frame.memory(plan.partition, plan.outcome.keeps)
+    memory = frame.memory(plan.partition, plan.outcome.keeps, plan.setting.recompute)
     return Ranked(plan, pace / factor, pace * factor, late, why, memory)
 
 

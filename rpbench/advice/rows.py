@@ -41,7 +41,7 @@ WORK = (
     "collectives",
     "host",
 )  # parts of an order's work, in the order in which they are summed
-RECOMPUTE_WORD = {"full": "all", "none": "none"}  # word of a mesh -> word of a run
+RECOMPUTE_WORD = {"fitting": "fitting", "full": "all", "none": "none"}  # word of a mesh -> word of a run
 _STUDY = Path(rpbench.__file__).parents[1] / "analysis" / "kept" / "convergence_study.csv"
 SECONDS_A_DAY = 86_400
 
@@ -294,7 +294,7 @@ def command_of_mesh(job: Job) -> str:
         f"mesh.shard={mesh.sharing.what}",
         f"chunks_per_device={job.chunks}",
         f"'partition=\"{'-'.join(map(str, job.cut))}\"'",
-        f"recompute={RECOMPUTE_WORD.get(job.recompute, job.recompute)}",
+        f"recompute={RECOMPUTE_WORD[job.recompute]}",
         f"workload.microbatch_sequences={job.sequences}",
     ]
     return "python -m rpbench " + " ".join(words)

@@ -187,14 +187,14 @@ def mesh_points(job: Job, on: On, is_over: Callable[[], bool]) -> Iterator[Point
     """
     space = Space()
     for count in sorted(on, reverse=True):
-        for size, recompute in product(space.sequences, space.recomputes):
-            at = Point(count, size, RECOMPUTE_WORD.get(recompute, recompute))
+        for size, (recompute, word) in product(space.sequences, RECOMPUTE_WORD.items()):
+            at = Point(count, size, word)
             machine = on[count]
             if not isinstance(machine, Machine) or is_over():
                 yield at._replace(why=OUT_OF_TIME if isinstance(machine, Machine) else str(machine))
                 continue
             try:
-                yield _mesh_point(at, job, machine, recompute)
+                yield _mesh_point(at, job, machine, recompute)  # type: ignore[arg-type]  # one of them
             except ValueError as error:
                 yield at._replace(why=str(error))
 

@@ -140,6 +140,7 @@ class _Needs:
         layers = np.zeros((len(ways), self._own.size), np.int64)
         layers[:, self._own] = ways[:, None]
         found = [self._footprint.peaks(layers, layers, 0 * layers)]  # all recomputed
+        found.append(self._footprint.keeping(None).peaks(layers, layers))
         for kept in product((False, True), repeat=each):
             found.append(np.zeros_like(found[0]))
             for first in (0, 1):  # every second device at a time, while the others keep one layer each

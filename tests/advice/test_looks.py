@@ -69,7 +69,7 @@ def test_a_frame_tells_of_another_cut_what_a_frame_of_its_own_tells(name):
     assert taken.graph is known.graph
     outcome = own.outcome(cut, "all")
     assert taken.outcome(cut, "all") == outcome
-    assert taken.memory(cut, outcome.keeps) == own.memory(cut, outcome.keeps)
+    assert taken.memory(cut, outcome.keeps, "fitting") == own.memory(cut, outcome.keeps, "fitting")
     assert causes_of(taken, cut, outcome.keeps) == causes_of(own, cut, outcome.keeps)
 
 

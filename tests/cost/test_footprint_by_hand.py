@@ -274,3 +274,15 @@ def test_a_host_has_every_state_of_streamed_stages_and_inputs_of_all_microbatche
 def test_of_stages_at_some_moments_the_least_is_there_at_one_or_in_the_mean(moments, share):
     """However a byte is distributed over the stages, a moment has this share of it."""
     assert _least_at_peak(np.array(moments)) == share
+
+
+@pytest.mark.parametrize("name, in_flight", [("1f1b", 1), ("gpipe", 4)])
+def test_a_head_alone_on_its_stage_keeps_logits_or_waits_for_the_backward(name, in_flight):
+    """It has its input of every microbatch in flight; if everything stays, logits of all, else of one where fewer."""
+    order, cut = entry(name).build(Shape(2, 2, 4)), np.array([[8, 0]])
+    order = order.with_partition(symmetric((8, 0)))
+    footprint = Footprint(order, SIZES, [0, 0])
+    stays, waits = (in_flight * SIZES.boundary + number * SIZES.logits for number in (in_flight, 1))
+    for keeps, head in ((None, stays), ((8, 0), waits), ((3, 0), waits)):
+        found = {each: int(table[0, 1]) for each, table in footprint.keeping(keeps).classes(cut, cut).items()}
+        assert found["activations"] + found.get("logits", 0) == head

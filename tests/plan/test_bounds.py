@@ -52,7 +52,7 @@ def every_plan(frames, of=Frame.outcome):
 def peak_of(frame, cut, recompute):
     """Bytes of the fullest device, without a timeline."""
     frame.check(recompute)
-    return sum(frame.memory(cut, frame.keeps(cut, recompute)).values())
+    return sum(frame.memory(cut, frame.keeps(cut, recompute), recompute).values())
 
 
 @st.composite

@@ -135,7 +135,8 @@ def test_what_fits_nowhere_is_told_by_how_much():
     assert plan.outcome.misfit == min(each.outcome.misfit for each in plan.tried if each.outcome is not None), (
         "nothing that was looked at lacks less"
     )
-    mean = Frames(plan.contender, small(1_000_000)).of_plan(plan).mean_misfit(plan.partition, plan.outcome.keeps)
+    frame = Frames(plan.contender, small(1_000_000)).of_plan(plan)
+    mean = frame.mean_misfit(plan.partition, plan.outcome.keeps, plan.setting.recompute)
     assert plan.outcome.misfit / 2 <= mean <= plan.outcome.misfit, "of two devices"
 
 
@@ -282,7 +283,7 @@ def test_stages_keep_from_the_last_up_as_memory_allows():
     setting = space_of(who, case).first.changed("recompute", "fitting")
     cut = symmetric((3, 3))
     peaks = {
-        keeps: int(Frame(who, setting, case, cut, 3)._peaks(cut, keeps).max())  # what is to fit
+        keeps: int(Frame(who, setting, case, cut, 3)._peaks(cut, keeps, "fitting").max())  # what is to fit
         for keeps in ((0, 0), (0, 3), (2, 3), (3, 3))
     }
     for keeps, peak in peaks.items():

@@ -170,15 +170,20 @@ def test_as_few_layers_run_again_as_fit_those_of_the_last_stage_first(limit, kee
 def test_memory_says_what_the_fullest_device_holds():
     case = terms()
     frame = Frames(contender("1f1b"), case).of(setting_of(case), EVEN, 3)
-    assert frame.memory(EVEN, (3, 3)) == {"weights": 30, "gradients": 30, "optimizer state": 180, "activations": 600}
-    assert frame.memory(EVEN, ()) == {
+    assert frame.memory(EVEN, (3, 3), "fitting") == {
+        "weights": 30,
+        "gradients": 30,
+        "optimizer state": 180,
+        "activations": 600,
+    }
+    assert frame.memory(EVEN, (), "all") == {
         "weights": 30, "gradients": 30, "optimizer state": 180, "recomputed activations": 300
     }  # fmt: skip
     assert frame.least_bytes == 3 * 80
     frozen, trained = LayerSize(1000, 0, 0, activations=1), LayerSize(10, 10, 60, activations=100)
     case = terms(sizes=ModelBytes((frozen,) * 3 + (trained,) * 3, NOTHING, NOTHING, 0, 0, 0))
     frame = Frames(contender("1f1b"), case).of(setting_of(case), EVEN, 3)
-    assert frame.memory(EVEN, (3, 3)) == {"weights": 3000, "activations": 2 * 3 * 1}  # the other holds 540
+    assert frame.memory(EVEN, (3, 3), "fitting") == {"weights": 3000, "activations": 2 * 3 * 1}  # the other holds 540
 
 
 def test_full_devices_give_layers_away_until_they_lack_nothing():

@@ -23,6 +23,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -190,10 +191,12 @@ class Footprint:
         weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]
         return np.outer(weights, versions) + (gradients + optimizer * self._num_states)[:, None]
 
-    def keeping(self, keeps: Sequence[int]) -> "Footprint":
-        """The footprint if the activations of so many layers of each backward stage stay; empty: of none."""
+    def keeping(self, keeps: Sequence[int] | None) -> "Footprint":
+        """The footprint if the activations of so many layers of each backward stage stay; empty: of none; None: all."""
         found = copy(self)
         found._keeps = keeps
+        if keeps is None:
+            found._sizes = replace(found._sizes, keeps_activations=True)
         return found
 
     def of_sizes(self, sizes: ModelBytes) -> "Footprint":
@@ -216,12 +219,15 @@ class Footprint:
             keeps: of these, the layers whose activations stay, the last of their stage; None: as the footprint says.
         """
         below = self._stages(backward, has_head=True)
+        everything = keeps is None and self._keeps is None and self._sizes.keeps_activations
         if keeps is None:
             keeps = backward * self._sizes.keeps_activations
             if self._keeps is not None:
                 keeps = 0 * backward + (np.array(self._keeps) if len(self._keeps) else 0)
-        recomputes = self._streamed or not keeps.any()
-        found = self._recomputing(forward, below) if recomputes else self._with_activations(below, backward, keeps)
+        if self._streamed or not (everything or keeps.any()):
+            found = self._recomputing(forward, below)
+        else:
+            found = self._with_activations(below, backward, keeps, everything=everything)
         if self._sizes.working and not self._streamed:
             found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
         for name, charge in CHARGES.items():
@@ -246,8 +252,12 @@ class Footprint:
             found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
         return found
 
-    def _with_activations(self, stages: LayerSize, layers: Ints, keeps: Ints) -> dict[str, Ints]:
-        """Activations of all microbatches in flight in layers that keep them, and logits; inputs of the others."""
+    def _with_activations(self, stages: LayerSize, layers: Ints, keeps: Ints, *, everything: bool) -> dict[str, Ints]:
+        """Activations of all microbatches in flight in layers that keep them, and inputs of the others.
+
+        The head keeps its logits beside a layer of its stage, or if `everything` is kept; else it waits for the
+        backward. Alone on its stage it keeps its input, and does what takes less.
+        """
         if not self._in_flight_by_stage:
             sizes = self._sizes
             levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
@@ -255,14 +265,21 @@ class Footprint:
         ends = np.cumsum(layers, axis=1)
         _, _, _, kept, inputs = self._running[:, ends] - self._running[:, ends - keeps]
         again = stages._replace(activations=stages.activations - kept, inputs=stages.inputs - inputs)
-        whole, some = keeps == layers, keeps.any(axis=1, keepdims=True)
-        every = whole.all(axis=1, keepdims=True)
-        with_logits = ((keeps[:, -1:] > 0) | whole[:, -1:]) & (not self._num_head_shards)
-        saved = np.where(whole, 0, np.maximum(again.inputs, self._sizes.boundary))
-        peaks = self._in_flight_by_stage[0].peaks(
-            np.concatenate([kept + saved, self._sizes.logits * with_logits], axis=1)
-        )
+        has_head = not self._num_head_shards
+        alone = (layers[:, -1:] == 0) & has_head
+        with_logits = (((keeps[:, -1:] > 0) | everything) & has_head) | alone
+        with_input = keeps < layers
+        with_input[:, -1:] |= alone
+        every, some = (keeps == layers).all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True) | everything
+        saved = np.maximum(again.inputs, self._sizes.boundary) * with_input
+        each = np.concatenate([kept + saved, self._sizes.logits * with_logits], axis=1)
+        peaks = self._in_flight_by_stage[0].peaks(each)
         found = self._recomputing(np.zeros((len(layers), 1), np.int64), again)
+        if alone.any() and not everything:
+            each[:, -1:] = 0
+            waits = self._in_flight_by_stage[0].peaks(each)
+            less = alone & (waits + found["logits"] < peaks)
+            peaks, with_logits = np.where(less, waits, peaks), with_logits & ~less
         dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": with_logits}
         for name in dropped.keys() & found.keys():
             found[name] = found[name] * ~dropped[name]

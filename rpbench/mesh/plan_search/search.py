@@ -160,7 +160,11 @@ def _in_order(job: Job, name: str) -> Iterator[Prediction]:
     if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
         return
     with suppress(ValueError):  # the order, or the cut, does not take the sizes
-        yield from _recuts(replace(job, schedule=name, chunks=chunks, cut=(), kept=()))
+        for found in _recuts(replace(job, schedule=name, chunks=chunks, cut=(), kept=())):
+            yield found
+            if len(found.job.kept) == len(job.architecture.layers):  # the order may follow from times without any
+                plain = simulate_job(replace(found.job, recompute="none", kept=()))
+                yield from [plain] if plain else []
 
 
 def _is_long(job: Job) -> bool:

@@ -118,7 +118,7 @@ class Frame:
         schedule = self.schedule.with_partition(partition)
         step_s = self.paced(self.costs(partition, keeps))
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
-        peak = int(self._peaks(partition, keeps).max())
+        peak = int(self._peaks(partition, keeps, recompute).max())
         host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences), shares=self._footprint.shares)
         misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes), self._over_ssd)
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
@@ -186,7 +186,7 @@ class Frame:
         limit = self.terms.limits.device_memory_bytes
         if limit is None or cut.forward != cut.backward or self.schedule.weights is Weights.STREAMED:
             return cut
-        footprint = self._footprint.keeping(() if recompute == "fitting" else self.keeps(cut, recompute))
+        footprint = self._keeping(() if recompute == "fitting" else self.keeps(cut, recompute), recompute)
         layers = np.array([cut.forward])
         best = _lacking(footprint, layers, limit)[0]
         while best > 0:
@@ -198,9 +198,9 @@ class Frame:
             best, layers = lacks.min(), moved[[lacks.argmin()]]
         return symmetric(tuple(layers[0].tolist()))
 
-    def memory(self, partition: Partition, keeps: Sequence[int]) -> dict[str, int]:
+    def memory(self, partition: Partition, keeps: Sequence[int], recompute: Recompute) -> dict[str, int]:
         """Bytes of the fullest device by class of tensor, empty classes left out."""
-        classes = self._footprint.keeping(keeps).classes(*_rows(partition))
+        classes = self._keeping(keeps, recompute).classes(*_rows(partition))
         fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
         return {name: int(table[0, fullest]) for name, table in classes.items() if table[0, fullest]}
 
@@ -209,12 +209,15 @@ class Frame:
         sizes = self.terms.sizes(microbatch)
         return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*_rows(partition)).max())
 
-    def mean_misfit(self, partition: Partition, keeps: Sequence[int]) -> float:
+    def mean_misfit(self, partition: Partition, keeps: Sequence[int], recompute: Recompute) -> float:
         """Mean bytes of the devices over the limit; moving layers changes that little."""
-        return _over(int(self._peaks(partition, keeps).mean()), self.terms.limits.device_memory_bytes)
+        return _over(int(self._peaks(partition, keeps, recompute).mean()), self.terms.limits.device_memory_bytes)
 
-    def _peaks(self, partition: Partition, keeps: Sequence[int]) -> Ints:
-        return self._footprint.keeping(keeps).peaks(*_rows(partition))
+    def _peaks(self, partition: Partition, keeps: Sequence[int], recompute: Recompute) -> Ints:
+        return self._keeping(keeps, recompute).peaks(*_rows(partition))
+
+    def _keeping(self, keeps: Sequence[int], recompute: Recompute) -> Footprint:
+        return self._footprint.keeping(None if recompute == "none" else keeps)
 
 
 class Frames:

@@ -140,7 +140,8 @@ class Trials:
         """Whether devices lack so much on average that it is not worth making the orders of other cuts."""
         if not self._orders_follow_times or tried.timed.misfit <= 1 + EVERYWHERE:
             return False
-        mean = self._frame(tried.setting, tried.cut).mean_misfit(tried.cut, tried.timed.keeps)
+        frame, recompute = self._frame(tried.setting, tried.cut), tried.setting.recompute
+        mean = frame.mean_misfit(tried.cut, tried.timed.keeps, recompute)
         return mean > 1 + EVERYWHERE and not self.is_ruled_out  # if no plan can fit, the best cut is the answer
 
     def _make_room(self, setting: Setting) -> None:
