@@ -49,8 +49,8 @@ def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]
     return _with_mesh(job, order, _footprint(order, analysis), order.partition)
 
 
-def fitted(job: Job, order: Schedule | None = None, analysis: Analysis | None = None) -> Job:
-    """The job with the layers that need not be recomputed, where it recomputes as few as the memory allows.
+def fitted(job: Job, order: Schedule | None = None) -> Job:
+    """The job with the layers that keep their activations, if it recomputes as few as the memory allows.
 
     Args:
         order: as of `bytes_of_order`; None: as of `bytes_of_ranks`.
@@ -61,7 +61,7 @@ def fitted(job: Job, order: Schedule | None = None, analysis: Analysis | None = 
         (order, footprint), cut = _long_enough(job), symmetric(job.cut)
     else:
         assert order.partition is not None
-        footprint, cut = _footprint(order, analysis), order.partition
+        footprint, cut = _footprint(order), order.partition
     memory, rows = device_memory(job), (np.array([cut.forward]), np.array([cut.backward]))
     keeps = footprint.of_sizes(memory.sizes).fitting(*rows, memory.limit_bytes)[0].tolist()
     pairs = zip(cut.backward_ranges(), keeps, strict=True)

@@ -283,8 +283,8 @@ class Footprint:
         dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": with_logits}
         for name in dropped.keys() & found.keys():
             found[name] = found[name] * ~dropped[name]
-        kept = {name: table for name, table in found.items() if name not in dropped or table.any()}
-        return kept | {"activations": peaks * some}
+        there = {name: table for name, table in found.items() if name not in dropped or table.any()}
+        return there | {"activations": peaks * some}
 
     def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Ints:
         """The layers of each backward stage that recompute nothing, as many as the memory allows, (plans, stages)."""
