@@ -12,6 +12,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.memory import bytes_of_order, device_memory, fitted, fullest
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change
+from rpbench.passes.recomputation import check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.run.assemble import build_schedule
@@ -55,6 +56,7 @@ def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, 
     choice = choose(request.partition, problem)
     costs = problem.costs(choice.partition)
     order = build_schedule(problem, choice, costs, request.dispatch)
+    check_recompute(order, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
     job = with_cut(fitted(job, order), order)
     if problem.fitting:
         costs = replace(problem, keeps=job.kept_by_stage(choice.partition)).costs(choice.partition)

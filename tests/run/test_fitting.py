@@ -137,6 +137,19 @@ def test_one_pipeline_keeps_the_same_layers_on_one_host_and_under_a_mesh(bits, k
     assert mesh["step_time_s"] == pytest.approx(host["step_time_s"], rel=1e-3)
 
 
+@pytest.mark.parametrize("mesh", [(), ("mesh.pipeline=4", "mesh.data=2")])
+@pytest.mark.parametrize("word", ["none", "fitting"])
+@pytest.mark.parametrize(
+    ("name", "why"), [("pipemare", "reads other weights than its forward"), ("roundpipe", "come and go")]
+)
+def test_what_cannot_keep_activations_is_refused_on_one_host_and_under_a_mesh(name, why, word, mesh, rpbench):
+    asked = (f"schedule={name}", "model=llama32_3b", "cluster=dgx_h100", "cost=analytic", "num_devices=8",
+             "num_microbatches=8", *mesh, f"recompute={word}")  # fmt: skip
+    status, _, told = rpbench(*asked)
+    assert status == 2
+    assert why in told
+
+
 def test_what_comes_and_goes_keeps_nothing():
     with pytest.raises(ValueError, match=r"recompute=fitting: the stages of roundpipe come and go"):
         assemble(load(["schedule=roundpipe", *RUN[1:], "recompute=fitting"]))
