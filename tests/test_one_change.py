@@ -175,7 +175,7 @@ def test_search_and_advice():
     why = causes_of(frame, cut, ())
     assert why["collectives"] > 0
     assert sum(why.values()) == pytest.approx(frame.outcome(cut, "all").step_time_s)
-    assert frame.memory(cut, ())["loads buffers"] == case.sizes(1).boundary // 4
+    assert frame.memory(cut, (), "all")["loads buffers"] == case.sizes(1).boundary // 4
 ''',
 }
 _RUN_AND_SHOW = """
