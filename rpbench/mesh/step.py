@@ -115,7 +115,7 @@ def _optimizer_s(job: Job) -> float:
     """Seconds of the optimizer on the rank whose devices own most parameters."""
     found = 0.0
     for rank in _fullest(job):
-        own, share = trained(job, rank), job.optimizer_share
+        own, share = trained(job, rank), job.optimizer_traffic_share
         whole = 0.0 if rank or job.has_adapters else held_layers(job, (), first=True, last=False).dense  # the embedding
         stepped = share * own.dense + (1.0 - share) * whole
         owned = stepped / job.mesh.shard_group + share * own.experts / job.mesh.expert_shard_group

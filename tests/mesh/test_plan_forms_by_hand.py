@@ -36,7 +36,7 @@ def timed(schedule="1f1b", shared="none", *, pipeline=1, data=1, chunks=1, softw
     numbers = (0, pipeline, data, chunks, MICROBATCHES, SCHEDULES.index(schedule), SHARDED.index(shared), EVEN)
     plans = Plans((inner,), SCHEDULES, *(np.array([number]) for number in numbers))
     values = {**SECONDS, **BYTES, **PARAMETERS, **SIZES, **columns}
-    ones = {"bits": 1.0, "stepped": 1.0, "fits": 0.0}
+    ones = {"bits": 1.0, "stepped": 1.0, "moved": 1.0, "fits": 0.0}
     values = {"learned": values["dense"], "learned_experts": values["experts"], **ones, **values}
     table = {name: np.array([value]) for name, value in values.items()}
     found = time_plans(asked, plans, table)

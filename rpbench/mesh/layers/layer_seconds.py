@@ -135,6 +135,12 @@ class Setting:
         return 1.0 - (OPTIMIZER_BYTES - OPTIMIZER_BYTES_8) / self.software.optimizer_bytes
 
     @property
+    def optimizer_traffic_share(self) -> float:
+        """The same of the memory traffic of a step, which reads and writes the state."""
+        saved = self.software.optimizer_bytes * (1.0 - self.optimizer_share)
+        return 1.0 - 2.0 * saved / self.software.constants["optimizer_bytes"]
+
+    @property
     def has_adapters(self) -> bool:
         """Whether adapters learn while the weights stay."""
         return self.adapters is not None or self.architecture.lora_rank is not None

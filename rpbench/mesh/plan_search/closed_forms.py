@@ -96,6 +96,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "learned_experts": sum(part * each for part, _, each in adapters) if own.lora_rank else experts / inner.expert,
         "bits": bits_of_weights(job),
         "stepped": job.optimizer_share,
+        "moved": job.optimizer_traffic_share,
         "matrix": rows * own.hidden,
         "tensor": float(inner.tensor),
         "context": float(inner.context),
@@ -150,18 +151,17 @@ class _Forms:
         self.learned_experts = self.each["learned_experts"] * self.ranks.most
         shares = self.n * self.each["tensor"] / self.each["expert"]
         self.expert_shards = np.maximum(1.0, np.minimum(self.n, shares))  # as `Mesh.expert_shard_group`
-        stepped = self.each["stepped"]
-        self.owned = (
-            stepped * self.each["learned"] * self.ranks.most + self._stepped_ends(0.0) * self.learns * self.ends
-        )
+        moved = self.each["moved"]
+        self.owned = moved * self.each["learned"] * self.ranks.most
+        self.owned += self._of_ends("moved", 0.0) * self.learns * self.ends
         self.owned /= np.where(plans.shared == 0, 1.0, self.n)
-        self.owned += stepped * self.learned_experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
+        self.owned += moved * self.learned_experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
 
-    def _stepped_ends(self, rank: Floats | float) -> Floats:
-        """The optimizer's state of a rank's matrices over that with moments in 32 bits, which the embedding has."""
-        stepped, tied = self.each["stepped"], self.question.architecture.tied
-        of_both = np.where(tied, 1.0, (1.0 + stepped) / 2)
-        return np.where(self.p == 1, of_both, np.where(np.asarray(rank) == 0, 1.0, stepped))
+    def _of_ends(self, name: str, rank: Floats | float) -> Floats:
+        """A share of the optimizer's state, or of its traffic, for the matrices on a rank: the embedding has it all."""
+        share, tied = self.each[name], self.question.architecture.tied
+        of_both = np.where(tied, 1.0, (1.0 + share) / 2)
+        return np.where(self.p == 1, of_both, np.where(np.asarray(rank) == 0, 1.0, share))
 
     @cached_property
     def layer_s(self) -> Floats:
@@ -267,7 +267,7 @@ class _Forms:
             (np.maximum(p - 2, 0), ranks.before_last, np.where(p > 2, 0.0, ends), alone),
             (p - 1, ranks.last, ends, True),
         ):
-            held = self._states_bytes(layers, matrix, self._stepped_ends(rank))
+            held = self._states_bytes(layers, matrix, self._of_ends("stepped", rank))
             held += self._in_flight(rank) * layers * each["kept"] + each["working"]
             held += self._between_halves(rank) * layers * each["made_again"]
             yield rank, layers, held + np.where(logits, of_loss, 0.0)
@@ -286,7 +286,7 @@ class _Forms:
         return np.minimum(found, self.m)
 
     def _states_bytes(self, layers: Floats, matrix: Floats, ends: Floats) -> Floats:
-        """Bytes of weights, gradients and optimizer of ranks with that many layers; `ends` is of `_stepped_ends`."""
+        """Bytes of weights, gradients and optimizer of ranks with that many layers; `ends` is of `_of_ends`."""
         each, shared = self.each, self.plans.shared
         found = np.zeros_like(self.n)
         of_layers = each["learned"] * layers
