@@ -67,7 +67,7 @@ def exact(job: Job) -> tuple[Job, Terms, list[Bytes]]:
     order, costs = problem.order(partition), problem.costs(partition)
     if job.recompute == "fitting":
         job = fitted(job, order)
-        costs = problem_of(job).costs(partition)
+        costs = replace(problem, keeps=job.kept_by_stage(partition)).costs(partition)
     step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
     return job, step.terms, bytes_of_order(job, step.order, step.graph.analysis)
 

@@ -100,7 +100,6 @@ class Climb:
             problem.times,
             recompute_ahead=problem.recompute_ahead,
             fused_ahead=problem.fused_ahead,
-            keeps_last=keeps_last,
         )
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory
@@ -206,15 +205,11 @@ class Climb:
     def _score(self, rows: Ints) -> Floats:
         num_forward = self.counts[0]
         forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
-        everything = backward if self._fitting else None
-        scores = self._batch.makespans(forward, backward, everything)  # a lower bound for layers that will recompute
+        scores = self._batch.makespans(forward, backward, self._most(backward))  # a lower bound where some recompute
         if self._memory is not None:
             close = scores <= self.best_score * (1 + SLACK)  # the other plans are dropped whatever they need
-            limit, keeps = self._memory.limit_bytes, None
-            forward, backward = forward[close], backward[close]
-            if self._keeps_last:
-                keeps = 0 * backward
-                keeps[:, -1] = backward[:, -1]
+            limit, forward, backward = self._memory.limit_bytes, forward[close], backward[close]
+            keeps = self._most(backward)
             if self._fitting:
                 keeps = self._footprint.fitting(forward, backward, limit)
                 again = (keeps < backward).any(axis=1)
@@ -224,6 +219,15 @@ class Climb:
             worst = self._footprint.peaks(forward, backward, keeps).max(axis=1)
             scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / max(1, limit))
         return scores
+
+    def _most(self, backward: Ints) -> Ints | None:
+        """The most layers that may not be recomputed, (plans, backward stages); None: as times and sizes say."""
+        if self._fitting:
+            return backward
+        if not self._keeps_last:
+            return None
+        last = np.arange(backward.shape[1]) == backward.shape[1] - 1
+        return np.where(last, backward, 0)
 
 
 def _moves(counts: Counts, separate: bool) -> Ints:

@@ -34,7 +34,6 @@ class PlanBatch:
         graph: of a schedule with the partitions' numbers of stages.
         times: of the layers.
         recompute_ahead, fused_ahead: as in `CostTable`.
-        keeps_last: the last stage's backward recomputes nothing.
 
     Raises:
         ScheduleError: if the schedule splits backward and the times do not.
@@ -47,7 +46,6 @@ class PlanBatch:
         *,
         recompute_ahead: bool = False,
         fused_ahead: bool = False,
-        keeps_last: bool = False,
     ) -> None:
         name, plain = graph.schedule.name, {member for members in graph.slots for member in members}
         kinds = {kind for kind, _ in plain}
@@ -56,7 +54,7 @@ class PlanBatch:
                 f"schedule {name} splits backward, and no time is known for its halves; use cost=constant or "
                 "cost.split_backward=true"
             )
-        self._times, self._keeps_last = times, keeps_last
+        self._times = times
         self._remakes = graph.schedule.shape.keeps_every > 1  # an R is a run of its own: `CostTable.of_order`
         self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards
         # Rows of the tables: first what an action alone is looked up by, then what only OVERLAPs hold.
@@ -85,12 +83,9 @@ class PlanBatch:
         Args:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
-            keeps: of these, the layers that recompute nothing, the last of their stage; None: those given for all.
+            keeps: of these, the layers that recompute nothing, the last of their stage; None: none.
         """
-        if keeps is None:
-            keeps = 0 * backward
-            if self._keeps_last:
-                keeps[:, -1] = backward[:, -1]
+        keeps = 0 * backward if keeps is None else keeps
         blocks = range(0, len(forward), BLOCK)
         found = [
             self._block(forward[at : at + BLOCK], backward[at : at + BLOCK], keeps[at : at + BLOCK]) for at in blocks

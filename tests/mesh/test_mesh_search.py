@@ -12,14 +12,15 @@ from spared import slow
 from rpbench.advice.rows import mesh_name
 from rpbench.cost.hardware.machine import machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.layout import SHARDED
+from rpbench.mesh.job import Job
+from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import fitted, fullest
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
 from rpbench.mesh.plan_search.fitting import job_of, timed_plans
 from rpbench.mesh.plan_search.plans import EVEN, Inner, Plans, Space, _chunks, enumerate_plans
-from rpbench.mesh.plan_search.search import Candidates, search, simulate_job
+from rpbench.mesh.plan_search.search import Candidates, memory_and_terms, search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.workload.architecture import architecture
@@ -232,3 +233,18 @@ def test_seconds_of_layers_are_those_of_the_whole_machine_and_timed_once_for_all
             assert table["recompute"][place] == pytest.approx(next(iter(job.kinds.values())).recompute, rel=1e-12)
             assert table["head"][place] == job.head.forward_all + job.head.backward_all
             assert table["forward"][place] == pytest.approx(next(iter(job.kinds.values())).forward_all, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("zb_v", 2)])
+def test_what_stayed_on_another_machine_changes_neither_order_nor_seconds(schedule, chunks):
+    """A job that was fitted before, as levers take it, is the job that never was."""
+    own, on, mesh = question().architecture, machine("dgx_h100").with_devices(8), Mesh(data=2, pipeline=4)
+    more = {"num_microbatches": 16, "schedule": schedule, "chunks": chunks}
+    roomy = Job(own, on, mesh, SOFTWARE, 4096, 1, recompute="fitting", **more)
+    needed = [memory_and_terms(replace(roomy, recompute=word))[1].needed for word in ("full", "none")]
+    tight = replace(on, device_memory_bytes=round(sum(needed) / 2))
+    before, _, _ = memory_and_terms(roomy)
+    found = [memory_and_terms(replace(job, machine=tight)) for job in (roomy, before)]
+    assert 0 < len(found[0][0].kept) < len(before.kept) == 8
+    assert found[0][0] == found[1][0]
+    assert found[0][2]() == found[1][2]()

@@ -160,10 +160,10 @@ def _in_order(job: Job, name: str) -> Iterator[Prediction]:
     if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
         return
     with suppress(ValueError):  # the order, or the cut, does not take the sizes
-        for found in _recuts(replace(job, schedule=name, chunks=chunks, cut=(), kept=())):
+        for found in _recuts(replace(job, schedule=name, chunks=chunks, cut=())):
             yield found
             if len(found.job.kept) == len(job.architecture.layers):  # the order may follow from times without any
-                plain = simulate_job(replace(found.job, recompute="none", kept=()))
+                plain = simulate_job(replace(found.job, recompute="none"))
                 yield from [plain] if plain else []
 
 
@@ -178,9 +178,10 @@ def _with_its_cut(found: Prediction) -> Prediction:
 
 def _recuts(job: Job) -> Iterator[Prediction]:
     """The job with the cuts that are found, if they fit; inner stages have layers, as frameworks need it."""
-    cut, _ = plan_search(problem_of(replace(job, kept=())), [symmetric(job.cut)], budget=RECUT)
+    job = replace(job, kept=())  # of another order or cut, if any
+    cut, _ = plan_search(problem_of(job), [symmetric(job.cut)], budget=RECUT)
     for counts in islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,):
-        if (found := simulate_job(replace(job, cut=counts, kept=()))) is not None:
+        if (found := simulate_job(replace(job, cut=counts))) is not None:
             yield found
 
 
@@ -192,6 +193,7 @@ def simulate_job(job: Job) -> Prediction | None:
 
 def memory_and_terms(job: Job) -> tuple[Job, Fullest, Callable[[], Terms]]:
     """A job of any order as it fits, its fullest rank, and a function that simulates its seconds by cause."""
+    job = replace(job, kept=())  # on another machine, other layers may stay
     if job.schedule not in ORDERS:
         job = fitted(job)
         return job, fullest(job), partial(exact_terms, job)
