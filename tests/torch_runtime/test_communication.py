@@ -78,6 +78,19 @@ def test_a_group_of_sends_and_receives_passes_together():
     assert verdicts(CROSSED, grouped=True) == ["alive", "alive", "alive"]
 
 
+def test_a_ring_of_three_ranks_stops_only_where_all_messages_share_a_queue():
+    """Two stages a rank. Rank 1 asks for its second forward's input before it sends the output of its first one."""
+    ring = (
+        "0F0,0SEND_F0,3RECV_F0,3F0,3SEND_F0,3RECV_B0,3B0,3SEND_B0,0RECV_B0,0B0\n"
+        "1RECV_F0,1F0,1SEND_F0,4RECV_F0,4F0,4SEND_F0,4RECV_B0,4B0,4SEND_B0,1RECV_B0,1B0,1SEND_B0\n"
+        "2RECV_F0,2F0,2SEND_F0,5RECV_F0,5F0,5B0,5SEND_B0,2RECV_B0,2B0,2SEND_B0"
+    )
+    early = ring.replace("1SEND_F0,4RECV_F0", "4RECV_F0,1SEND_F0")
+    assert verdicts(ring) == ["alive"] * 3
+    assert dict(zip(Queues, verdicts(early), strict=True)) == {"edge": "alive", "pair": "alive", "group": "dead"}
+    assert [each.action for each in judge(read_table(early), Queues.GROUP).cycle] == ["3SEND_F0", "2SEND_F0", "1SEND_F0"]
+
+
 def test_ranks_that_wait_for_each_other_are_dead_in_every_kind_of_queue():
     """Rank 0 wants a gradient before it sends what that is made from; rank 1 wants both inputs first."""
     text = "0F0,0SEND_F0,0RECV_B0,0B0,0F1,0SEND_F1,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1"

@@ -204,6 +204,7 @@ class Search(Trials):
             setting = self._runner_up(seen) if near is None else self._descend(near)
         if can_fit and recuts and everywhere:
             self._move_far()
+            self._move_far_beside()
         if everywhere and not self.time_is_over() and not self._is_beaten(self.best().setting):
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
@@ -420,6 +421,28 @@ class Search(Trials):
             if self._orders_follow_times:  # the order of one cut may tell little of another
                 self._improve_cut(setting, own_orders=True)
             near = self._better_with_its_cut(setting)
+
+    def _move_far_beside(self) -> None:
+        """Move layers far in the best plan of each other microbatch size too, if it is close enough to win."""
+        if self.is_over is not None or self._is_beaten(self.best().setting):
+            return
+        seen = {self.best().setting.microbatch_sequences}
+        while not self.is_spent():
+            pace = self.best_pace()
+            others = [
+                each
+                for each in self._found()
+                if each.setting.microbatch_sequences not in seen
+                and self._is_near(each, FAR)
+                and self.bounds.pace(each.setting) > pace * (1 + PROVEN)
+            ]
+            if not others:
+                return
+            setting = max(others, key=lambda each: each.score).setting
+            seen.add(setting.microbatch_sequences)
+            self._improve_cut(setting, far=True)
+            if self.best_pace() > pace * (1 + PROVEN):
+                self._move_far()
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
         """Whether a cut is worth its own order, if orders follow from times: it is better under the current order."""
