@@ -1,4 +1,4 @@
-"""Rings: bytes that a collective sends over a ring of devices, and hops whose latency counts."""
+"""Rings: bytes that a collective sends around a ring of devices, and hops whose latency counts."""
 
 from math import log2
 
