@@ -1,7 +1,6 @@
 """Profiled costs: measured layer times as a file, for plans and simulations later."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,21 +28,16 @@ def from_text(source: str) -> LayerTimes:
         times: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
         }
-        _check(times)
+        for key, value in times.items():
+            is_list, cells = key in _LISTS, value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
+                raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
+        lengths = {key: len(times[key]) for key in _PER_LAYER if times.get(key)}
+        if len(set(lengths.values())) != 1 or "forward" not in lengths:
+            raise ValueError(f"a time for each layer in every list, not {lengths}")
         return LayerTimes(**times)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a profile of layer times ({error}); give one that cost=profiled has saved") from None
-
-
-def _check(times: Mapping[str, Any]) -> None:
-    """Refuse a list in place of a number, a number in place of a list, and lists of different lengths."""
-    for key, value in times.items():
-        is_list, cells = key in _LISTS, value if isinstance(value, tuple) else (value,)
-        if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
-            raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
-    lengths = {key: len(times[key]) for key in _PER_LAYER if times.get(key)}
-    if len(set(lengths.values())) != 1 or "forward" not in lengths:
-        raise ValueError(f"a time for each layer in every list, not {lengths}")
 
 
 def read_profile(path: Path) -> LayerTimes:

@@ -78,10 +78,8 @@ def host_bytes(
         on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
         found = round(sizes.boundary * (len(numbers) - 1) * on_host) + _states(of_schedule)
     elif shares_or_offloads(schedule):
-        shares, stages = (
-            shares or ReplicaShares(analysis or Analysis(schedule)),
-            StageBytes(schedule.partition, of_schedule),
-        )
+        shares = shares or ReplicaShares(analysis or Analysis(schedule))
+        stages = StageBytes(schedule.partition, of_schedule)
         found = sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
     if not schedule.on_ssd:
         return found
@@ -121,14 +119,12 @@ def least_host_bytes(analysis: Analysis | None, sizes: ModelBytes) -> int:
     """
     if analysis is None:
         return _states(sizes)
-    schedule = analysis.schedule
-    if schedule.on_ssd:
+    schedule, sizes = analysis.schedule, sizes.under(analysis.schedule)
+    is_streamed = schedule.weights is Weights.STREAMED
+    if schedule.on_ssd or not (is_streamed or shares_or_offloads(schedule)):
         return 0
-    if schedule.weights is Weights.STREAMED:
+    if is_streamed:
         return _states(sizes)
-    if not shares_or_offloads(schedule):
-        return 0
-    sizes = sizes.under(schedule)
     shares, numbers = ReplicaShares(analysis), range(schedule.shape.num_backward_stages)
     found = sum(min(_on_host(shares, number, layer) for number in numbers) for layer in sizes.every)
     return max(0, int(found) - len(numbers))  # each stage's bytes are rounded

@@ -33,10 +33,10 @@ class Basis:
         """The value of a constant; ValueError if there is none, as a prediction has no silent defaults."""
         if name not in self.values:
             field_name = f"measured.{name}" if name in MEASURED else name
+            way_out = "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
             raise ValueError(
                 f"cluster={self.cluster_name} has no {field_name}, which cost=analytic needs; give "
-                f"cluster.{field_name}=NUMBER, "
-                "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
+                f"cluster.{field_name}=NUMBER, {way_out}"
             )
         self.read.add(name)
         return self.values[name]

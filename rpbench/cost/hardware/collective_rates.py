@@ -1,4 +1,4 @@
-"""Measured latency and bandwidth of each collective of a machine.
+"""Collectives around a ring of devices, and the measured latency and bandwidth of each on a machine.
 
 A collective over n ranks of a tensor of X bytes (the whole tensor gathered, reduced or exchanged) takes
 
@@ -9,13 +9,12 @@ so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), compar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, log2
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.rings import ring_hops, volume
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
@@ -23,6 +22,16 @@ Floats = npt.NDArray[np.float64]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 RESAMPLED = 200  # bootstrap samples, for the intervals
 INTERVAL = (5.0, 95.0)  # percentiles
+
+
+def volume(name: str, size: int) -> float:
+    """Bytes that each member of a ring sends, as a multiple of the tensor's bytes."""
+    return (2 if name == "all_reduce" else 1) * (size - 1) / size
+
+
+def ring_hops(size: int) -> float:
+    """Hops of a ring whose latency counts, inside a node."""
+    return min(size - 1, 2 * log2(size) + 1)
 
 
 @dataclass(frozen=True)
@@ -106,16 +115,9 @@ def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) 
     latency, slope = _lines(sent, np.array([[np.median(samples[size]) for size in sizes]]))[0]
     drawn = [np.median(rng.choice(samples[size], (RESAMPLED, len(samples[size]))), axis=1) for size in sizes]
     low, high = np.percentile(_lines(sent, np.column_stack(drawn)), INTERVAL, axis=0)
-    return CollectiveRate(
-        name,
-        num_ranks,
-        float(1 / slope),
-        float(min(1 / slope, 1 / high[1])),
-        float(max(1 / slope, 1 / low[1])),
-        float(latency),
-        float(min(latency, low[0])),
-        float(max(latency, high[0])),
-    )
+    rates = (1 / slope, min(1 / slope, 1 / high[1]), max(1 / slope, 1 / low[1]))
+    latencies = (latency, min(latency, low[0]), max(latency, high[0]))
+    return CollectiveRate(name, num_ranks, *map(float, rates + latencies))
 
 
 def _lines(sent: Floats, seconds: Floats) -> Floats:

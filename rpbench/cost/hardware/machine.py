@@ -9,22 +9,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates
+from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates, ring_hops
 from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names, read, ssds_named, unknown_option
 from rpbench.cost.hardware.measured import MEASURED
-from rpbench.cost.rings import ring_hops
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
-_COUNTS = (
-    "num_devices",
-    "device_memory_bytes",
-    "reserved_memory_bytes",
-    "host_memory_bytes",
-    "devices_per_root_complex",
-    "devices_per_node",
-)
 _NO_NUMBERS = ("name", "published_name", "gpu", "ssd", "device_speeds", "measured", "collectives", "declared")
 _MAY_BE_0 = ("transfer_latency_s", "intra_latency_s", "inter_latency_s", "domain")
 
@@ -204,7 +195,7 @@ class Machine:
         """
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: at least 1")
-        alone = num_devices <= (self.devices_per_node or num_devices)  # one host, or a part of one
+        alone = num_devices <= (self.devices_per_node or num_devices)  # a host, or a part of one
         price, size = self.price_usd_per_hour, self.num_devices
         if price is not None and size is not None:
             price = price * num_devices / size
@@ -212,13 +203,8 @@ class Machine:
         if speeds is not None and num_devices < len(speeds):
             fastest = sorted(enumerate(speeds), key=lambda pair: -pair[1])[:num_devices]
             speeds = tuple(speed for _, speed in sorted(fastest))
-        return replace(
-            self,
-            num_devices=num_devices,
-            domain=0 if alone else self.domain,
-            price_usd_per_hour=price,
-            device_speeds=speeds,
-        )
+        domain = 0 if alone else self.domain
+        return replace(self, num_devices=num_devices, domain=domain, price_usd_per_hour=price, device_speeds=speeds)
 
     @cached_property
     def device(self) -> Device:
@@ -313,7 +299,8 @@ class Machine:
         return () if speeds is None or set(speeds) == {1} else speeds
 
 
-# Fields that hold one number above 0.
+_COUNTS = tuple(each.name for each in fields(Machine) if each.type == int | None)
+# Fields with one number above 0.
 NUMBERS = tuple(each.name for each in fields(Machine) if each.name not in (*_NO_NUMBERS, *_MAY_BE_0))
 OLD_NAMES = {"device_to_device_bytes_per_s": "intra_bytes_per_s", "nodes": "num_devices"}
 
