@@ -25,14 +25,9 @@ def constant_times(
     Raises:
         ValueError: if a time is negative, infinite or not a number, or forward takes none.
     """
-    given = {
-        "forward_ms": forward_ms,
-        "input_grad_ms": input_grad_ms,
-        "weight_grad_ms": weight_grad_ms,
-        "recompute_ms": recompute_ms,
-        "hop_ms": hop_ms,
-    }
-    for name, time in given.items():
+    names = ("forward_ms", "input_grad_ms", "weight_grad_ms", "recompute_ms", "hop_ms")
+    given = (forward_ms, input_grad_ms, weight_grad_ms, recompute_ms, hop_ms)
+    for name, time in zip(names, given, strict=True):
         if not 0 <= time <= LONGEST:
             way = f"give milliseconds, such as 1.5, at most {LONGEST:g}"
             raise ValueError(f"cost.{name}={time}: a time is finite and not negative; {way}")

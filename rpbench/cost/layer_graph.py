@@ -137,11 +137,7 @@ class LayerGraph:
 
 def chain(layers: Sequence[Layer]) -> LayerGraph:
     """A graph in which each layer feeds the next."""
-    names = [layer.node for layer in layers]
-    return LayerGraph(tuple(layers), tuple(pairwise(names)))
-
-
-# --- as tables ----------------------------------------------------------------------------------------------
+    return LayerGraph(tuple(layers), tuple(pairwise(layer.node for layer in layers)))
 
 
 def from_csv(nodes: str, edges: str) -> LayerGraph:

@@ -95,8 +95,5 @@ def _flops(model: Architecture, length: int) -> tuple[float, float]:
 
 def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
     """The mean times of several microbatches."""
-
-    def mean(*values: Number) -> Number:
-        return sum(values) / len(values)
-
-    return replace(combined(mean, *each), hop=mean(*(own.hop for own in each)))
+    found = combined(lambda *values: sum(values) / len(values), *each)
+    return replace(found, hop=sum(own.hop for own in each) / len(each))

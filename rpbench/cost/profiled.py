@@ -25,9 +25,7 @@ def from_text(source: str) -> LayerTimes:
         found: dict[str, Any] = parsed(source)
         if found.pop("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA!r}")
-        times: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
-        }
+        times: dict[str, Any] = {key: tuple(own) if isinstance(own, list) else own for key, own in found.items()}
         for key, value in times.items():
             is_list, cells = key in _LISTS, value if isinstance(value, tuple) else (value,)
             if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):

@@ -7,9 +7,8 @@ recomputes saves one boundary tensor; one that recomputes nothing moves all its 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +132,7 @@ class TransferTimes:
     free: frozenset[str] = frozenset()
     on_ssd: str = ""
     num_parts: int = 1
+    _known: dict[int, tuple[Payload, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, payload: Payload) -> float | None:
         """Time of one action on its link, 0 if it moves nothing; None if its time does not follow from its bytes."""
@@ -156,10 +156,6 @@ class TransferTimes:
             return ssd.seconds(state, state + weights * ("P" in self.on_ssd))  # trained weights: as large as gradients
         reads = payload.object == "P" and payload.lane == "h2d" and "P" in self.on_ssd
         return ssd.seconds(float(self.stages.of(payload)), 0.0) if reads else 0.0
-
-    @cached_property
-    def _known(self) -> dict[int, tuple[Payload, float]]:
-        return {}
 
     def bytes_of(self, payload: Payload) -> float:
         """Bytes that an action moves over its link, or through the host's memory; computed once for a payload.

@@ -18,7 +18,6 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import moves_activations
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # Largest size of a product for BLAS on one thread; on several, threads would wait longer than the product takes.
 ON_ONE_THREAD = 200_000
@@ -127,7 +126,7 @@ def fitting_layers(peak_bytes: Callable[[Ints], Ints], layers: Ints, holds: Ints
     """
     if limit_bytes is None:
         return layers
-    all_fit: Bools = np.asarray((peak_bytes(layers) <= limit_bytes).all(axis=1))
+    all_fit = np.asarray((peak_bytes(layers) <= limit_bytes).all(axis=1))
     chosen = np.where(all_fit[:, None], layers, 0)
     open_ = np.zeros(0, np.int64)
     if not all_fit.all():

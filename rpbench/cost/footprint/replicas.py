@@ -275,8 +275,6 @@ class ReplicaShares:
             keys.append((made, at_home, brought, moved, *({s for d, s in found if d == device} for found in by_visit)))
         return [keys.index(key) for key in keys]
 
-    # --- fractions that stay on a device ---
-
     def of_weights(self, device: int, stage: int) -> Fraction:
         """The fraction of a stage's weights that stays on a device."""
         if stage in self.homes:
@@ -318,8 +316,6 @@ class ReplicaShares:
         served = [visits for what in kinds for _, visits, _ in self.moves.transfers[what]]
         several = {(visits[0][0], visits[0][2]) for visits in served if len(visits) > 1}
         return {(visits[0][0], visits[0][2]) for visits in served} - several
-
-    # --- fractions in transfer ---
 
     @cached_property
     def _arrivals(self) -> tuple[dict[int, int], int]:

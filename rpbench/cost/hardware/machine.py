@@ -138,7 +138,12 @@ class Machine:
                 rule = "a list of finite numbers above 0, such as [1,1,0.5]; or null"
                 raise ValueError(f"cluster.device_speeds={speeds!r}: {rule}")
             object.__setattr__(self, "device_speeds", tuple(speeds))
-        self._check_nodes()
+        each, count = self.devices_per_node, self.num_devices
+        if each is not None and count is not None and count > each and count % each:
+            nearest = count - count % each
+            raise ValueError(f"num_devices={count} do not fill nodes of {each}; take {nearest} or {nearest + each}")
+        if self.domain and each is not None and self.domain % each and self.num_nodes > 1:
+            raise ValueError(f"cluster.domain={self.domain}: whole nodes of {each} devices, or 0 for one node")
 
     def _check_mappings(self) -> None:
         for name in ("measured", "collectives", "declared"):
@@ -150,14 +155,6 @@ class Machine:
             if not (is_finite(value) and value >= 0):
                 raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
         collective_rates(self.collectives)
-
-    def _check_nodes(self) -> None:
-        each, count = self.devices_per_node, self.num_devices
-        if each is not None and count is not None and count > each and count % each:
-            nearest = count - count % each
-            raise ValueError(f"num_devices={count} do not fill nodes of {each}; take {nearest} or {nearest + each}")
-        if self.domain and each is not None and self.domain % each and self.num_nodes > 1:
-            raise ValueError(f"cluster.domain={self.domain}: whole nodes of {each} devices, or 0 for one node")
 
     @property
     def size(self) -> int:
