@@ -236,10 +236,8 @@ class Footprint:
         found = self._bound_classes(below) | self._made_again(below)
         if self._replicas is not None:
             return found | self._replicas.classes(below, self._sizes)
-        for name in (
-            found if self._tensor_shards > 1 else ()
-        ):  # all is sharded; kept inputs by sequence parallelism only
-            if self._along_sequence or name != "kept stage inputs":
+        for name in found if self._tensor_shards > 1 else ():
+            if self._along_sequence or name != "kept stage inputs":  # inputs are cut by sequence parallelism alone
                 found[name] = -(-found[name] // self._tensor_shards)
         return found
 
@@ -247,7 +245,7 @@ class Footprint:
         """Classes with saved activations of all microbatches in flight in some layers, and inputs of the others.
 
         The head saves its logits if a layer of its stage saves activations, or with `everything`; else it runs just
-        before its backward. Without layers on its stage it saves its input, and either logits or nothing, the smaller.
+        before its backward. Without layers on its stage it saves its input, and saves logits if that takes less.
         """
         if not self._in_flight_by_stage:
             sizes = self._sizes
