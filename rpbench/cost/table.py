@@ -16,6 +16,7 @@ LEAST_SPEED = 1e-6
 # Fields of `LayerTimes` with the times of one microbatch: of every layer, and of the head.
 OF_LAYERS = ("forward", "recompute", "backward", "input_grad", "weight_grad")
 OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
+_WITH_LOSS = ("forward", "backward", "input_grad")  # those with a layer's part of `rank_loss`
 
 
 class Work(NamedTuple):
@@ -145,9 +146,6 @@ class CostTable:
 def members_of(action: Action) -> Members:
     """The (kind, stage) pairs that costs of an action are looked up by."""
     return tuple((part.kind, part.stage) for part in parts_of(action))
-
-
-_WITH_LOSS = ("forward", "backward", "input_grad")  # fields that hold a layer's part of `rank_loss`
 
 
 @dataclass(frozen=True)

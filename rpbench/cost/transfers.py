@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.charges import CHARGES, cause_of, computations_that_carry, is_collective
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
-from rpbench.cost.hardware.collective_rates import ring_hops
+from rpbench.cost.rings import ring_hops
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed

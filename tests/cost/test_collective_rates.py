@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from rpbench.cost.hardware.collective_rates import COLLECTIVES, CollectiveRate, collective_rates, fit_rate, volume
+from rpbench.cost.hardware.collective_rates import COLLECTIVES, CollectiveRate, collective_rates, fit_rate
 from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.rings import volume
 
 SIZES = [2**power for power in range(12, 25, 2)]
 ROW = {

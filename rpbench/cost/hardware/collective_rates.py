@@ -1,4 +1,4 @@
-"""Collectives around a ring of devices, and the measured latency and bandwidth of each on a machine.
+"""Measured latency and bandwidth of each collective of a machine.
 
 A collective over n ranks of a tensor of X bytes (the whole tensor gathered, reduced or exchanged) takes
 
@@ -9,12 +9,13 @@ so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), compar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log2
+from math import inf
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.rings import ring_hops, volume
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
@@ -22,16 +23,6 @@ Floats = npt.NDArray[np.float64]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 RESAMPLED = 200  # bootstrap samples, for the intervals
 INTERVAL = (5.0, 95.0)  # percentiles
-
-
-def volume(name: str, size: int) -> float:
-    """Bytes that each member of a ring sends, as a multiple of the tensor's bytes."""
-    return (2 if name == "all_reduce" else 1) * (size - 1) / size
-
-
-def ring_hops(size: int) -> float:
-    """Hops of a ring whose latency counts, inside a node."""
-    return min(size - 1, 2 * log2(size) + 1)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates, ring_hops
+from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates
 from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names, read, ssds_named, unknown_option
 from rpbench.cost.hardware.measured import MEASURED
+from rpbench.cost.rings import ring_hops
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite

@@ -11,7 +11,7 @@ Source: NCCL tests, PERFORMANCE.md, for the volumes.
 from functools import partial
 from math import log2
 
-from rpbench.cost.hardware.collective_rates import ring_hops
+from rpbench.cost.rings import ring_hops
 from rpbench.mesh.placement import Group
 
 
