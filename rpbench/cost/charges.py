@@ -1,12 +1,12 @@
-"""Charges: the transfers that take time beside computing, one row each; all costs of transfers follow from this table.
+"""Charges: the transfers that take time, one row each; all costs of transfers follow from this table.
 
-A row names its bytes, whether all devices exchange them, and which actions carry them:
+A row gives the bytes of an object, whether all devices exchange it, and the actions that transfer it:
 
     in lanes          actions of their own on a link (`rpbench.ir.moved_objects` finds them); a pass may put them there
     on computations   kinds of computation that end with an exchange over a link, which blocks the device
 
-The row gives its seconds on a link (`rpbench.cost.transfers`), the cause of a step they belong to, the bytes over each
-link, and the buffers on a device. A new charge is a row here, and a pass where it has lanes.
+Seconds on a link (`rpbench.cost.transfers`), causes of a step, bytes over each link and buffers on a device follow. A
+new charge is a row here, and a pass if it has actions of its own.
 
 charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
 charge=bytes   all rows take what their bytes take
@@ -27,7 +27,7 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard, stream
 from rpbench.registry import Entry
 
-if TYPE_CHECKING:  # it is read from YAML, which a browser lacks
+if TYPE_CHECKING:  # machines are read from YAML, which the site's browser lacks
     from rpbench.cost.hardware.machine import Machine
 
 
@@ -36,11 +36,11 @@ class Charge:
     """One kind of object that is transferred.
 
     Args:
-        bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
-        exchanged: whether it is a collective between devices: a cause of its own, at the pace that collectives reach.
+        bytes_of: bytes for a whole stage; numbers, or arrays of stages.
+        exchanged: whether it is a collective between devices: a cause of its own, at the bandwidth of collectives.
         place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
-        ends: kinds of computation that end with it, if it has no actions of its own. It stretches them, and like them
-            takes longer on a slower device; other transfers on the same link are not slowed down.
+        ends: kinds of computation that end with it, if it has no actions of its own. It lengthens them, takes longer on
+            a slower device as they do, and does not slow down other transfers on the same link.
         lane: the link that these computations use.
     """
 
@@ -52,26 +52,26 @@ class Charge:
 
 
 def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
-    """Copies of a stage sum their gradients once a step."""
+    """The schedule in which copies of a stage sum their gradients once a step."""
     copies = schedule.placement and any(len(holders) > 1 for holders in schedule.placement)
     return shard(schedule, parameters=None, gradients="step") if copies else schedule
 
 
-def _send_boundaries(schedule: Schedule, cluster: "Machine") -> Schedule:
-    return send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None)
-
-
-# By the `object` of their transfers (`Payload`), in the order in which they are put into lanes.
+# By the `object` of their transfers (`Payload`), in the order in which passes put them into lanes.
 CHARGES: Mapping[str, Charge] = {
     "P": Charge(lambda stage, sizes: stage.weights),
     "G": Charge(lambda stage, sizes: stage.gradients, place=_sum_copies),
     "O": Charge(lambda stage, sizes: stage.optimizer),
-    # Of layers that recompute; `StageBytes` knows which do.
+    # Of stages that recompute all; `StageBytes` adds activations that are kept.
     "A": Charge(lambda stage, sizes: stage.inputs or sizes.boundary),
-    "boundary": Charge(lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
+    "boundary": Charge(
+        lambda stage, sizes: sizes.boundary,
+        exchanged=False,
+        place=lambda schedule, cluster: send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None),
+    ),
     "sum": Charge(lambda stage, sizes: sizes.boundary),
-    # Of shards of a vocabulary: hidden states come to all devices and what the embedding's rows make goes to the first
-    # (HF); gradients go the other ways (HB). Each pair moves what an all-reduce of a boundary tensor does.
+    # Of shards of a vocabulary: hidden states go to all devices and outputs of the embedding's shards to the first one
+    # (HF); gradients go the other ways (HB). Each pair moves as much as an all-reduce of a boundary tensor.
     "vocab": Charge(lambda stage, sizes: sizes.boundary, ends=frozenset(HEAD)),
 }
 
@@ -84,12 +84,12 @@ def cause_of(payload: Payload) -> str:
 
 
 def is_collective(payload: Payload) -> bool:
-    """Whether a transfer is an exchange between devices, at the pace that collectives reach."""
+    """Whether a transfer is an exchange between devices, at the bandwidth of collectives."""
     return payload.lane == "net" and CHARGES[payload.object].exchanged
 
 
 def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
-    """The transfers at the end of computations, by kind and stage; of shards of a head, by shard: all-reduces."""
+    """The transfers at the end of computations, by kind and stage, or by kind and shard of a head (an all-reduce)."""
     shape, found = schedule.shape, dict[tuple[Kind, int], tuple[Payload, ...]]()
     for name, charge in CHARGES.items():
         for kind in charge.ends & schedule.plain_kinds:
@@ -104,7 +104,7 @@ def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tup
 
 
 def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
-    """Refuse SSDs that the machine does not have: a ScheduleError with a way out."""
+    """ScheduleError if the schedule needs SSDs and the machine has none."""
     if schedule.on_ssd and cluster.ssd is None:
         raise ScheduleError(
             f"{schedule.name} keeps states on SSDs, and cluster={cluster.name} has none: name them, as in "
@@ -112,20 +112,16 @@ def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
         )
 
 
-# --- into the lanes of a schedule ----------------------------------------------------------------------------
-
-
 def with_everything(
     order: Schedule, entry: Entry, cluster: "Machine", options: Mapping[str, Any], prefetch: int
 ) -> Schedule:
-    """The order with steps and all transfers.
+    """The order with steps and all transfers, by the method's own lowering if it has one.
 
-    Streamed schedules move weights, gradients, boundary tensors and saved inputs through the host. Methods with a
-    lowering of their own use it.
+    Streamed schedules move weights, gradients, boundary tensors and saved inputs through the host.
 
     Args:
-        options: of the schedule; a method's own lowering reads them.
-        prefetch: visits whose weights come ahead, where weights come for every visit.
+        options: of the schedule, for the method's own lowering.
+        prefetch: visits whose weights are loaded ahead, where weights are loaded for every visit.
 
     Raises:
         ScheduleError: if a link between devices has more than boundary tensors and sums, or SSDs are missing.
@@ -141,9 +137,9 @@ def with_everything(
 
 
 def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
-    """The schedule with the transfers that every row of the table puts into lanes.
+    """The schedule with the transfers of every charge that has a pass.
 
-    Streamed schedules, and methods that move weights or gradients themselves, have everything already.
+    Streamed schedules, and methods that move weights or gradients themselves, have all transfers already.
 
     Raises:
         ScheduleError: if a link between devices has more than boundary tensors, sums and activations.

@@ -1,7 +1,7 @@
-"""LayerGraph: time and size of each layer of a model, and which layer feeds which; PipeDream's profile.
+"""Layer graph: time and size of each layer of a model, and which layer feeds which; PipeDream's profile.
 
-As two tables: nodes (node, operator, forward_ms, backward_ms, activation_bytes, parameter_bytes; one minibatch) and
-edges (from_node, to_node).
+As CSV, two tables: nodes (node, operator, forward_ms, backward_ms, activation_bytes, parameter_bytes; one minibatch)
+and edges (from_node, to_node).
 
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP'19, section 3.1: the
 profiler records for every layer its compute time, the size of its output and the size of its parameters.
@@ -9,8 +9,9 @@ profiler records for every layer its compute time, the size of its output and th
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
@@ -23,8 +24,8 @@ class Layer:
     """One layer of a profile, for one minibatch.
 
     Args:
-        node: its name, as edges have it.
-        operator: what it computes; names that begin with `Input` stand for data, not for work.
+        node: its name in the edges.
+        operator: names that begin with `Input` stand for data, not for work.
         activation_bytes: of its output.
 
     Raises:
@@ -46,15 +47,11 @@ class Layer:
             if not 0 <= value <= LARGEST:
                 raise ValueError(f"{name}={value} of {self.node}: times and sizes are finite and not negative")
 
-    @property
-    def is_input(self) -> bool:
-        return self.operator.startswith("Input")
-
 
 NODE_COLUMNS = tuple(column.name for column in fields(Layer))
 NUMBERS = NODE_COLUMNS[2:]
-T = TypeVar("T")
 EDGE_COLUMNS = ("from_node", "to_node")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class LayerGraph:
 
     Raises:
         ValueError: if there is no layer, two have one name, an edge names no layer or stands twice, layers are not
-            connected, or edges go round in a circle.
+            connected, or there is a cycle.
     """
 
     layers: tuple[Layer, ...]
@@ -91,12 +88,12 @@ class LayerGraph:
 
     @cached_property
     def position(self) -> dict[str, int]:
-        """Name of a layer -> its number in `layers`."""
+        """Number of each layer, by name."""
         return {layer.node: number for number, layer in enumerate(self.layers)}
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        """The layers that each layer feeds, by number."""
+        """Numbers of the layers that each layer feeds."""
         found: list[list[int]] = [[] for _ in self.layers]
         for before, after in self.edges:
             found[self.position[before]].append(self.position[after])
@@ -104,12 +101,9 @@ class LayerGraph:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Layers so that each comes after those that feed it; shorter than `layers` if there is a cycle."""
-        waiting = [0] * len(self.layers)
-        for after in self.successors:
-            for layer in after:
-                waiting[layer] += 1
-        ready = [layer for layer, count in enumerate(waiting) if not count]
+        """Numbers of the layers, each after those that feed it; shorter than `layers` if there is a cycle."""
+        waiting = Counter(self.position[after] for _, after in self.edges)
+        ready = [layer for layer in range(len(self.layers)) if not waiting[layer]]
         for layer in ready:  # it grows during the loop
             for other in self.successors[layer]:
                 waiting[other] -= 1
@@ -118,8 +112,8 @@ class LayerGraph:
         return tuple(ready)
 
     def without_inputs(self) -> "LayerGraph":
-        """The graph without nodes of data, which are the first stage's; ValueError if the rest falls apart."""
-        inputs = {layer.node for layer in self.layers if layer.is_input}
+        """The graph without nodes of data, which the first stage has; ValueError if the rest is not connected."""
+        inputs = {layer.node for layer in self.layers if layer.operator.startswith("Input")}
         return LayerGraph(
             tuple(layer for layer in self.layers if layer.node not in inputs),
             tuple(edge for edge in self.edges if not inputs.intersection(edge)),
@@ -130,30 +124,24 @@ class LayerGraph:
         for before, after in self.edges:
             neighbours[before].append(after)
             neighbours[after].append(before)
-        seen = [self.layers[0].node]
-        known = set(seen)
-        for name in seen:
-            fresh = [other for other in neighbours[name] if other not in known]
-            seen += dict.fromkeys(fresh)
-            known.update(fresh)
-        lost = [layer.node for layer in self.layers if layer.node not in known]
-        if lost:
-            raise ValueError(
-                f"no path of edges between {seen[0]} and {lost[0]}: the graph falls apart; is an edge missing?"
-            )
+        start = self.layers[0].node
+        known, waiting = {start}, [start]
+        while waiting:
+            fresh = set(neighbours[waiting.pop()]) - known
+            known |= fresh
+            waiting += fresh
+        if lost := [layer.node for layer in self.layers if layer.node not in known]:
+            between = f"between {start} and {lost[0]}"
+            raise ValueError(f"no path of edges {between}: the graph falls apart; is an edge missing?")
 
 
 def chain(layers: Sequence[Layer]) -> LayerGraph:
     """A graph in which each layer feeds the next."""
-    names = [layer.node for layer in layers]
-    return LayerGraph(tuple(layers), tuple(pairwise(names)))
-
-
-# --- as tables ----------------------------------------------------------------------------------------------
+    return LayerGraph(tuple(layers), tuple(pairwise(layer.node for layer in layers)))
 
 
 def from_csv(nodes: str, edges: str) -> LayerGraph:
-    """The graph that the texts of two CSV tables stand for.
+    """The graph of two CSV tables, given as texts.
 
     Raises:
         ValueError: for a column that is missing or not known, a cell that is no number, or a graph that cannot be.
@@ -168,12 +156,16 @@ def from_csv(nodes: str, edges: str) -> LayerGraph:
 
 def to_csv(graph: LayerGraph) -> tuple[str, str]:
     """The tables of nodes and edges as CSV; the inverse of `from_csv`."""
-    nodes = [[getattr(layer, name) for name in NODE_COLUMNS] for layer in graph.layers]
-    return _table(NODE_COLUMNS, nodes), _table(EDGE_COLUMNS, graph.edges)
+    return _table(NODE_COLUMNS, map(astuple, graph.layers)), _table(EDGE_COLUMNS, graph.edges)
 
 
 def _rows(text: str, columns: Sequence[str], table: str) -> list[tuple[int, dict[str, str]]]:
-    header, lines = _cells(text, table)
+    """The cells of each line by column, with its number; lines without a cell are skipped."""
+    reader = csv.reader(io.StringIO(text))
+    try:
+        (_, header), *lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row] or [(0, [])]
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} of the table of {table} is no CSV: {error}") from None
     for name in header:
         if name not in columns:
             raise ValueError(f"unknown column {name!r} in the table of {table}; it has {', '.join(columns)}")
@@ -187,16 +179,6 @@ def _rows(text: str, columns: Sequence[str], table: str) -> list[tuple[int, dict
     return [(number, dict(zip(header, cells, strict=True))) for number, cells in lines]
 
 
-def _cells(text: str, table: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the cells of every line that is not empty, with its number."""
-    reader = csv.reader(io.StringIO(text))
-    try:
-        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if cells]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num} of the table of {table} is no CSV: {error}") from None
-    return (lines[0][1], lines[1:]) if lines else ([], [])
-
-
 def _number(text: str, column: str, line: int) -> float:
     try:
         return float(text)
@@ -204,11 +186,9 @@ def _number(text: str, column: str, line: int) -> float:
         raise ValueError(f"{column}={text!r} in line {line} of the table of nodes: a number is needed") from None
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    csv.writer(target, lineterminator="\n").writerows([header, *rows])
     return target.getvalue()
 
 

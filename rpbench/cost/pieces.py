@@ -1,51 +1,43 @@
-"""Pieces: given times of a microbatch turned into those of smaller ones, or of sequences of unequal lengths."""
+"""Given times of a microbatch, turned into those of smaller ones or of sequences of unequal lengths."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from rpbench.cost.table import LayerTimes, Number
+from rpbench.cost.table import OF_HEAD, OF_LAYERS, LayerTimes, Number
 from rpbench.workload.architecture import Architecture
-
-_OF_LAYERS = ("forward", "recompute", "backward", "input_grad", "weight_grad")
-_OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
 
 
 def combined(function: Callable[..., Number], *each: LayerTimes) -> LayerTimes:
-    """The first of some times with what a function makes of every time of a layer or the head, those of all given."""
+    """The first of some layer times, with every time of a layer or the head replaced by `function` of those of all."""
     found: dict[str, Any] = {
         name: [function(*values) for values in zip(*(getattr(own, name) for own in each), strict=True)]
-        for name in _OF_LAYERS
+        for name in OF_LAYERS
     }
-    return replace(each[0], **found, **{name: function(*(getattr(own, name) for own in each)) for name in _OF_HEAD})
+    return replace(each[0], **found, **{name: function(*(getattr(own, name) for own in each)) for name in OF_HEAD})
 
 
 def of_piece(times: LayerTimes, pieces: int) -> LayerTimes:
-    """Given times of a whole microbatch as those of a piece of it.
+    """The times of one of a microbatch's equal pieces, from those of the whole microbatch.
 
     A hop keeps its time: given times do not say how much of it is latency. Optimizer steps do not change either.
     """
-    if pieces == 1:
-        return times
-
-    def part(time: Number) -> Number:
-        return time / pieces if time else time  # 0 / 2 would make fractions floats
-
-    return combined(part, times)
+    # 0 / 2 would make fractions floats
+    return times if pieces == 1 else combined(lambda time: time / pieces if time else time, times)
 
 
 def of_segments(whole: LayerTimes, each: LayerTimes, number: int) -> LayerTimes:
-    """The times of microbatches that run in equal segments; `each` are those of one: kernels of fewer tokens."""
+    """The times of microbatches that run in equal segments, from `each`, those of one: kernels of fewer tokens."""
     return combined(lambda _, own: number * own, whole, each)
 
 
 def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[int], num_tokens: float) -> LayerTimes:
-    """Given times of a microbatch of `num_tokens` tokens as those of a microbatch of sequences of these lengths.
+    """The times of a microbatch of sequences of these lengths, from those of a microbatch of `num_tokens` tokens.
 
-    Products and the head scale with tokens. Attention scales with the keys that each query sees; its fraction of a
-    layer's forward is its fraction of the FLOPs; the input gradient has twice as many, the weight gradient none. A hop
-    keeps its time, as in `of_piece`.
+    Matrix products and the head scale with tokens. Attention scales with the keys that each query sees; its fraction of
+    a layer's forward is its fraction of the FLOPs. The input gradient has twice its FLOPs, the weight gradient none. A
+    hop keeps its time, as in `of_piece`.
 
     Args:
         model: None: its attention is unknown, and everything scales with tokens.
@@ -62,7 +54,7 @@ def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[
         return [value * factor for value in values]
 
     backward = scaled(times.backward, both)
-    if times.input_grad:  # both halves together stay the whole
+    if times.input_grad:  # the two halves still add up to the whole
         halves = zip(times.backward, times.input_grad, times.weight_grad, strict=True)
         backward = [
             whole * (first * inputs + second * tokens) / (first + second) if first + second else whole * both
@@ -75,7 +67,7 @@ def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[
         backward=backward,
         input_grad=scaled(times.input_grad, inputs),
         weight_grad=scaled(times.weight_grad, tokens),
-        **{name: getattr(times, name) * tokens for name in _OF_HEAD},
+        **{name: getattr(times, name) * tokens for name in OF_HEAD},
     )
 
 
@@ -83,8 +75,8 @@ def between(short: LayerTimes, whole: LayerTimes, one: LayerTimes, other: LayerT
     """Times of a microbatch on the line through two measured ones: fixed costs of kernels count as well as FLOPs.
 
     Args:
-        short, whole: as measured.
-        one, other: those of `whole` by `of_lengths`: of the microbatch asked for, and of `short`.
+        short, whole: measured times of two microbatches.
+        one, other: `of_lengths` of `whole` for the microbatch in question, and for that of `short`.
     """
 
     def on_line(high: Number, low: Number, now: Number, then: Number) -> Number:
@@ -102,9 +94,6 @@ def _flops(model: Architecture, length: int) -> tuple[float, float]:
 
 
 def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
-    """The mean of several microbatches' times."""
-
-    def mean(*values: Number) -> Number:
-        return sum(values) / len(values)
-
-    return replace(combined(mean, *each), hop=mean(*(own.hop for own in each)))
+    """The mean times of several microbatches."""
+    found = combined(lambda *values: sum(values) / len(values), *each)
+    return replace(found, hop=sum(own.hop for own in each) / len(each))

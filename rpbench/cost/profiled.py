@@ -1,18 +1,17 @@
-"""Profiled costs: layer times that were measured, as a file to plan and simulate with again."""
+"""Profiled costs: measured layer times as a file, for plans and simulations later."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rpbench.cost.table import LayerTimes
+from rpbench.cost.table import OF_LAYERS, LayerTimes
 from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 SCHEMA = "rpbench-profile 1"
-PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad", "step")
-_LISTS = (*PER_LAYER, "speeds", "shards", "shards_along")
+_PER_LAYER = (*OF_LAYERS, "step")
+_LISTS = (*_PER_LAYER, "speeds", "shards", "shards_along")
 
 
 def to_text(times: LayerTimes) -> str:
@@ -21,33 +20,26 @@ def to_text(times: LayerTimes) -> str:
 
 
 def from_text(source: str) -> LayerTimes:
-    """The times a text stands for; ValueError if it is not what `to_text` writes."""
+    """The times in a text of `to_text`; ValueError for another text."""
     try:
         found: dict[str, Any] = parsed(source)
         if found.pop("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA!r}")
-        times: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
-        }
-        _check(times)
+        times: dict[str, Any] = {key: tuple(own) if isinstance(own, list) else own for key, own in found.items()}
+        for key, value in times.items():
+            is_list, cells = key in _LISTS, value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
+                raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
+        lengths = {key: len(times[key]) for key in _PER_LAYER if times.get(key)}
+        if len(set(lengths.values())) != 1 or "forward" not in lengths:
+            raise ValueError(f"a time for each layer in every list, not {lengths}")
         return LayerTimes(**times)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a profile of layer times ({error}); give one that cost=profiled has saved") from None
 
 
-def _check(times: Mapping[str, Any]) -> None:
-    """Refuse a list where a number stands, a number where a list does, and lists of different lengths."""
-    for key, value in times.items():
-        is_list, cells = key in _LISTS, value if isinstance(value, tuple) else (value,)
-        if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
-            raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
-    lengths = {key: len(times[key]) for key in PER_LAYER if times.get(key)}
-    if len(set(lengths.values())) != 1 or "forward" not in lengths:
-        raise ValueError(f"a time for each layer in every list, not {lengths}")
-
-
 def read_profile(path: Path) -> LayerTimes:
-    """The times in a file; ValueError if it cannot be read, or holds no profile."""
+    """The times in a file; ValueError if it cannot be read or holds no profile."""
     try:
         return from_text(read_text(path))
     except (OSError, ValueError) as error:

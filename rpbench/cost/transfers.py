@@ -1,17 +1,16 @@
-"""Transfers: bytes and seconds of what goes over links, by the rows of `rpbench.cost.charges`.
+"""Transfers: bytes over links and their seconds, by the rows of `rpbench.cost.charges`.
 
-Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
-weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moved_objects.Payload`). A
-stage that recomputes saves one boundary tensor; one that recomputes nothing moves all its activations.
+Bytes are counted from actions, never from a formula: every action on a link moves a fraction of a stage's weights,
+gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moved_objects.Payload`). A stage that
+recomputes saves one boundary tensor; one that recomputes nothing moves all its activations.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.charges import CHARGES, cause_of, computations_that_carry, is_collective
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
@@ -33,7 +32,7 @@ class StageBytes:
 
     Args:
         keeps: layers of each backward stage that recompute nothing, the last of their stage; empty: none; None: all or
-            none, as `sizes` says.
+            none, by `sizes.keeps_activations`.
         num_head_shards: stages that have a shard of embedding and head each; 0: both are whole.
     """
 
@@ -44,12 +43,11 @@ class StageBytes:
         everything = partition.backward if sizes.keeps_activations else ()
         self._sizes, self._keeps = sizes, tuple(everything if keeps is None else keeps)
         self._layers = partition.backward_ranges()
-        shards = num_head_shards
-        self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused, num_shards=shards)
-        self._backward = _stages(partition.backward_ranges(), sizes, has_head=True, num_shards=shards)
+        self._forward = _stages(partition.forward_ranges(), sizes, num_head_shards, has_head=not partition.fused)
+        self._backward = _stages(self._layers, sizes, num_head_shards)
 
     def of(self, payload: Payload) -> Number:
-        """Bytes that an action carries over the link of its device."""
+        """Bytes that an action moves over the link of its device."""
         if payload.object == "A" and any(self._keeps[payload.stage : payload.stage + 1]):
             return _part(self._activations(payload.stage), payload.share)
         stages = self._backward if payload.backward else self._forward
@@ -61,11 +59,11 @@ class StageBytes:
 
     def _activations(self, stage: int) -> Number:
         """Bytes of one microbatch that a stage keeps: activations of some layers, inputs of the others, logits."""
-        own, sizes = self._layers[stage], self._sizes.layers
-        first = len(own) - self._keeps[stage]
-        kept = sum(sizes[layer].activations for layer in own[first:])
+        layers = [self._sizes.layers[layer] for layer in self._layers[stage]]
+        first = len(layers) - self._keeps[stage]
+        kept = sum(layer.activations for layer in layers[first:])
         if first > 0:
-            kept += sum(sizes[layer].inputs for layer in own[:first]) or self._sizes.boundary
+            kept += sum(layer.inputs for layer in layers[:first]) or self._sizes.boundary
         return kept + self._sizes.logits * (stage == len(self._layers) - 1)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
@@ -74,7 +72,7 @@ class StageBytes:
 
 
 def _part(amount: int, share: Fraction) -> Number:
-    """A share of some bytes; a whole number where it is one, for fractions are slow."""
+    """A fraction of some bytes; an integer where it can be one, because fractions are slow."""
     return amount * share.numerator if share.denominator == 1 else amount * share
 
 
@@ -84,11 +82,11 @@ def moved_bytes(
     keeps: Sequence[int] | None = None,
     carry: Mapping[tuple[Kind, int], Sequence[Payload]] | None = None,
 ) -> list[dict[str, int]]:
-    """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
+    """Bytes over the links of each device in the whole schedule, by lane and kind, such as `h2d LOAD:P`.
 
     Args:
-        keeps: as of `StageBytes`.
-        carry: what computations end with, as of `CostTable`.
+        keeps: as in `StageBytes`.
+        carry: transfers at the end of computations, as in `CostTable`.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -99,33 +97,32 @@ def moved_bytes(
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
     shards = analysis.schedule.shape.num_head_shards
     stages = [StageBytes(partition, own, keeps, shards) for own in sizes.under(analysis.schedule).of_each]
-
-    def bytes_of(number: int, payload: Payload) -> Number:
-        return stages[(index.actions[number].microbatch or 0) % len(stages)].of(payload)
-
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
+
+    def count(number: int, payload: Payload, name: str) -> None:
+        own = stages[(index.actions[number].microbatch or 0) % len(stages)]
+        found[index.device(number)][f"{payload.lane} {name}"] += own.of(payload)
+
     for number, payload in analysis.payload.items():
-        if payload.lane not in LINKS:
-            continue
-        action = index.actions[number]
-        what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
-        found[index.device(number)][f"{payload.lane} {what}"] += bytes_of(number, payload)
+        if payload.lane in LINKS:
+            action = index.actions[number]
+            count(number, payload, f"{action.kind.name}:{action.object}" if action.object else action.kind.name)
     for number, action in enumerate(index.actions) if carry else ():
         for payload in (payload for member in members_of(action) for payload in (carry or {}).get(member, ())):
-            found[index.device(number)][f"{payload.lane} {payload.object}"] += bytes_of(number, payload)
-    return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
+            count(number, payload, payload.object)
+    return [{name: round(moved) for name, moved in sorted(device.items())} for device in found]
 
 
 @dataclass(frozen=True)
 class TransferTimes:
-    """Seconds of transfers that have their links to themselves: latency, and bytes at the pace of the link.
+    """Times of transfers without others on their links: latency, and bytes at the bandwidth of the link.
 
     Args:
         units_per_second: 1000 for times in milliseconds.
-        optimizer: None: a STEP on lane host takes what the costs say.
-        free: causes of a step whose transfers carry nothing.
-        on_ssd: as of a `Schedule`.
-        num_parts: devices that share every matrix.
+        optimizer: None: a STEP on lane host takes the time in the costs.
+        free: causes of a step (`cause_of`) whose transfers count as empty.
+        on_ssd: as in `Schedule`.
+        num_parts: devices with a shard of every matrix.
     """
 
     stages: StageBytes
@@ -135,19 +132,20 @@ class TransferTimes:
     free: frozenset[str] = frozenset()
     on_ssd: str = ""
     num_parts: int = 1
+    _known: dict[int, tuple[Payload, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, payload: Payload) -> float | None:
-        """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
+        """Time of one action on its link, 0 if it moves nothing; None if its time does not follow from its bytes."""
         if payload.lane == "host" and self.optimizer is None:
             return None
-        carried, pace = self.bytes_of(payload), self.bytes_per_s(payload)
-        seconds = self.cluster.transfer_latency_s + max(carried / pace if pace else 0.0, self.ssd_s(payload))
-        return seconds * self.units_per_second if carried else 0.0
+        moved, rate = self.bytes_of(payload), self.bytes_per_s(payload)
+        seconds = self.cluster.transfer_latency_s + max(moved / rate if rate else 0.0, self.ssd_s(payload))
+        return seconds * self.units_per_second if moved else 0.0
 
     def ssd_s(self, payload: Payload) -> float:
-        """Seconds of the host's SSDs that an action takes: a STEP reads states and writes them, a load reads weights.
+        """Seconds of the host's SSDs that an action takes: a STEP reads and writes states, a load reads weights.
 
-        What is read, worked on and written back goes in pieces, beside each other, and as the SSDs let it.
+        Reading, computing and writing are cut into pieces and overlap.
         """
         ssd = self.cluster.ssd
         if ssd is None or not self.on_ssd:
@@ -155,25 +153,21 @@ class TransferTimes:
         if payload.lane == "host":
             stage = self.stages.stage(payload.stage, backward=payload.backward)
             state, weights = (float(_part(size, payload.share)) for size in (stage.optimizer, stage.gradients))
-            return ssd.seconds(state, state + weights * ("P" in self.on_ssd))  # new weights are as large as gradients
+            return ssd.seconds(state, state + weights * ("P" in self.on_ssd))  # trained weights: as large as gradients
         reads = payload.object == "P" and payload.lane == "h2d" and "P" in self.on_ssd
         return ssd.seconds(float(self.stages.of(payload)), 0.0) if reads else 0.0
 
-    @cached_property
-    def _known(self) -> dict[int, tuple[Payload, float]]:
-        return {}
-
     def bytes_of(self, payload: Payload) -> float:
-        """Bytes that an action moves over its link, or through the host's memory; found once for an object."""
-        if id(payload) not in self._known:
-            self._known[id(payload)] = payload, self._bytes_of(payload)  # held, so that its id stays its own
+        """Bytes that an action moves over its link, or through the host's memory; computed once for a payload.
+
+        Collectives also count the bytes that would pass during the latency of their hops. Sums count the part that no
+        computation hides.
+        """
+        if id(payload) not in self._known:  # the payload is kept so that no other gets its id
+            self._known[id(payload)] = payload, self._bytes_of(payload)
         return self._known[id(payload)][1]
 
     def _bytes_of(self, payload: Payload) -> float:
-        """The same, each time anew.
-
-        Collectives move what would pass during their hops' latency too, and of sums only what nothing hides.
-        """
         if self.free and cause_of(payload) in self.free:
             return 0.0
         found, own = float(self.stages.of(payload)), self.optimizer
@@ -182,10 +176,10 @@ class TransferTimes:
                 found += self._hops(payload) * own.hop_latency_s * (self.bytes_per_s(payload) or 0.0)
             return found * (1 - own.hidden_sums) if own and payload.object == "sum" else found
         saved = float(_part(saved_state(self.stages.stage(payload.stage, backward=payload.backward)), payload.share))
-        return (found + saved) / OPTIMIZER_BYTES * (own.on_host if own else 0.0) - 2 * saved
+        return own.host_bytes(found, saved) if own else -2 * saved
 
     def _hops(self, payload: Payload) -> float:
-        """Hops whose latency is seen, of all the rings of a collective: of n devices each sends (n - 1) / n in one."""
+        """Hops whose latency counts, in all rings of a collective; in one ring, each of n devices sends (n - 1) / n."""
         if payload.object == "sum":
             return float(payload.share) * self.num_parts / (self.num_parts - 1) * ring_hops(self.num_parts)
         sent, whole = payload.share.as_integer_ratio()
@@ -194,7 +188,7 @@ class TransferTimes:
         return rings * ring_hops(size)
 
     def bytes_per_s(self, payload: Payload) -> float | None:
-        """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""
+        """Bandwidth of a link for one transfer, or of collectives for an exchange of all devices; None: no limit."""
         if payload.lane == "host":
             return self.cluster.host_bytes_per_s
         if self.cluster.collective_bytes_per_s and is_collective(payload):
@@ -202,35 +196,32 @@ class TransferTimes:
         return self.cluster.link_bytes_per_s(payload.lane)
 
 
-def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool, num_shards: int) -> list[LayerSize]:
-    found, ends = [], (sizes.embedding, sizes.head)
-    shard = [LayerSize(*(-(-size // num_shards) for size in end)) for end in ends] if num_shards else []
+def _stages(ranges: Sequence[range], sizes: ModelBytes, num_shards: int, *, has_head: bool = True) -> list[LayerSize]:
+    """Bytes of stages with these layers; the first `num_shards` of them have a shard of embedding and head."""
+    found = []
     for number, layers in enumerate(ranges):
-        held = [sizes.layers[layer] for layer in layers]
-        if shard:
-            held += shard if number < num_shards else []
-        else:
+        held = [LayerSize(0, 0, 0), *(sizes.layers[layer] for layer in layers)]
+        if not num_shards:
             held += [sizes.embedding] * (number == 0) + [sizes.head] * (has_head and number == len(ranges) - 1)
-        found.append(
-            LayerSize(*map(sum, zip(*held, strict=True))) if held else LayerSize(*[0] * len(LayerSize._fields))
-        )
+        elif number < num_shards:
+            held += [LayerSize(*(-(-size // num_shards) for size in end)) for end in (sizes.embedding, sizes.head)]
+        found.append(LayerSize(*map(sum, zip(*held, strict=True))))
     return found
 
 
 @dataclass(frozen=True)
 class OptimizerTraffic:
-    """Bytes of memory traffic for each trained parameter, and the pace of a device's memory.
+    """Bytes of memory traffic per trained parameter, and figures of a step that go with it.
 
     Args:
-        on_host: where the host's optimizer works.
-        on_device: where a device updates what it holds; of both a byte of state is read and written, so that smaller
-            moments save twice their bytes.
-        device_bytes_per_s: what element-wise kernels get of a device's memory.
-        beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
-        beside: loss of computations that run beside a collective, as a share of its seconds.
-        tied_s: seconds of a sum of a tied matrix's gradients over the devices of its two ends.
+        on_host, on_device: bytes per parameter for an optimizer on the host, and on a device. Both read and write every
+            byte of state, so that smaller moments save twice their bytes.
+        device_bytes_per_s: bandwidth of a device's memory under element-wise kernels.
+        beside_s: seconds of a device's step that do not follow from its parameters: norm, logging, data.
+        beside: slowdown of computations beside a collective, as a fraction of the collective's seconds.
+        tied_s: seconds to sum the gradients of a tied matrix over the devices of embedding and head.
         hop_latency_s: of one hop of a collective's ring.
-        hidden_sums: the part of sums over shares of matrices that computation hides.
+        hidden_sums: fraction of sums over shards of matrices that computation hides.
     """
 
     on_host: float
@@ -242,15 +233,19 @@ class OptimizerTraffic:
     hop_latency_s: float = 0.0
     hidden_sums: float = 0.0
 
+    def host_bytes(self, state: float, saved: float) -> float:
+        """Traffic of the host's memory for an update of so much state, smaller by `saved` than in 32 bits."""
+        return (state + saved) / OPTIMIZER_BYTES * self.on_host - 2 * saved
+
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is charged for a model's transfers on a cluster.
+    """The transfers that are charged for a model on a cluster.
 
     Args:
-        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
-            they stand in lanes of the schedule, or weights come to them; a device that has all stages hands none over.
-        optimizer: None: it takes what the costs say, and computations end with nothing.
+        boundaries: whether boundary tensors are transfers, and hops take no time; None: they are where the schedule has
+            them in lanes or streams its weights, and where every stage has several devices, with no hop in between.
+        optimizer: None: it takes the time in the costs, and computations end without an exchange.
     """
 
     sizes: ModelBytes
@@ -259,32 +254,30 @@ class Traffic:
     optimizer: OptimizerTraffic | None = None
 
     def times(self, schedule: Schedule, units_per_second: int, keeps: Sequence[int] | None = None) -> TransferTimes:
-        """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
+        """Times of the transfers of a schedule whose partition is known; `keeps` as in `StageBytes`."""
         assert schedule.partition is not None
-        stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps, schedule.shape.num_head_shards)
-        parts = 1 if self.optimizer is None else schedule.shape.num_parts
-        return TransferTimes(
-            stages, self.cluster, units_per_second, self.optimizer, on_ssd=schedule.on_ssd, num_parts=parts
-        )
+        shape = schedule.shape
+        stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps, shape.num_head_shards)
+        more: dict[str, Any] = {"on_ssd": schedule.on_ssd, "num_parts": shape.num_parts}
+        return TransferTimes(stages, self.cluster, units_per_second, self.optimizer, **more)
 
     def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
-        """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.
+        """Times to move the saved activations of a microbatch to the host and back, (2, backward stages).
 
-        Of a device that has its links to itself.
+        Without other transfers on the links.
         """
         times = TransferTimes(StageBytes(partition, self.sizes), self.cluster, units_per_second)
+        stages = range(len(partition.backward))
         return tuple(
-            tuple(
-                times(Payload("A", stage, True, Fraction(1), lane)) or 0.0 for stage in range(len(partition.backward))
-            )
+            tuple(times(Payload("A", stage, True, Fraction(1), lane)) or 0.0 for stage in stages)
             for lane in ("d2h", "h2d")
         )
 
     def charged(self, schedule: Schedule, costs: CostTable, keeps: Sequence[int] | None = None) -> CostTable:
-        """The costs with what the transfers and the optimizer of a schedule take.
+        """The costs with the times of a schedule's transfers and optimizer.
 
         Args:
-            keeps: as of `StageBytes`; whole activations of these layers move.
+            keeps: as in `StageBytes`; all activations of these layers move.
         """
         if costs.each:
             pairs = list(zip(costs.each, self.sizes.of_each, strict=True))
@@ -299,29 +292,27 @@ class Traffic:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
             work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
             carry = computations_that_carry(schedule)
-        hop = 0 if self._boundaries_of(schedule) else costs.hop
-        return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
-
-    def _boundaries_of(self, schedule: Schedule) -> bool:
-        if self.boundaries is not None:
-            return self.boundaries
-        alone = bool(schedule.placement) and all(len(holders) > 1 for holders in schedule.placement)
-        return alone or schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
+        boundaries = self.boundaries
+        if boundaries is None:
+            copied = bool(schedule.placement) and all(len(holders) > 1 for holders in schedule.placement)
+            boundaries = copied or schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
+        return replace(costs, work=work, transfer_time=times, hop=0 if boundaries else costs.hop, carry=carry)
 
     def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
-        """Steps on devices, by stage. One STEP stands for those of all replicas, of a shard or of the whole stage each;
-        the devices take turns with them, and of whole stages each device updates as much as any other. Where the ends
-        of a tied matrix are apart, their sum comes before.
+        """Steps on devices, by stage.
+
+        One STEP stands for those of all replicas, each of a shard or of the whole stage. With whole copies, the STEPs
+        of a device together take the time of all stages that it has. Where devices of embedding and head differ, a tied
+        matrix's gradients are summed before.
         """
         assert self.optimizer is not None
-        rate = self.optimizer.device_bytes_per_s
-        pace = rate * OPTIMIZER_BYTES / self.optimizer.on_device
+        rate, beside = self.optimizer.device_bytes_per_s, self.optimizer.beside_s
+        state_per_s = rate * OPTIMIZER_BYTES / self.optimizer.on_device  # bytes of state in 32 bits
         num_stages = schedule.shape.num_backward_stages
-        beside = self.optimizer.beside_s
 
         def seconds(stage: LayerSize) -> float:
             saved = saved_state(stage)
-            return (stage.optimizer + saved) / pace - 2 * saved / rate
+            return (stage.optimizer + saved) / state_per_s - 2 * saved / rate
 
         own = [seconds(stages.stage(number, backward=True)) for number in range(num_stages)]
         found = [each + beside * schedule.shape.num_ranks / num_stages for each in own]  # a device has several
@@ -329,20 +320,20 @@ class Traffic:
             for number in steps:
                 found[number] = (sum(own[other] for other in held) + beside) / len(steps)
         if self.optimizer.tied_s and not schedule.ends_together:
-            found[0] += self.optimizer.tied_s  # the last gradient of a step; the other end waits for it
-        whole = units_per_second * schedule.shape.num_parts  # actions are timed as parts, and a step has none
+            found[0] += self.optimizer.tied_s  # stage 0 has the last gradient of a step; the other end waits for it
+        whole = units_per_second * schedule.shape.num_parts  # times are divided by the parts, and a step has none
         return tuple(Work(each * whole) for each in found)
 
 
 def slowed_by_exchanges(
     schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: Callable[[Payload], Number | None], beside: float
 ) -> dict[Kind, tuple[Work, ...]]:
-    """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
+    """Forwards and backwards of replicas, slowed by gathers and sums of a step beside them; empty for others.
 
-    Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
+    Where weights are gathered for every visit, layers are slowed already (`LayerTimes.of_whole_microbatches`).
 
     Args:
-        beside: loss of computations that run beside a collective, as a share of its seconds.
+        beside: as in `OptimizerTraffic`.
     """
     shape, net = schedule.shape, schedule.lanes[0].get("net", ())
     n = shape.num_ranks * shape.outer_replicas
@@ -355,23 +346,22 @@ def slowed_by_exchanges(
     if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
         return {}
     for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
-        each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
-        if not each:
+        if exchange not in kinds:
             continue
+        each = kinds[exchange] / shape.num_stages / microbatches  # exchanges per computation
         share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
-        found[kind] = tuple(
-            own._replace(
-                main=own.main + beside * each * (times(Payload(name, stage, kind is Kind.B, share, "net")) or 0.0)
-            )
-            for stage, own in enumerate(work[kind])
-        )
+        slowed = []
+        for stage, own in enumerate(work[kind]):
+            seconds = times(Payload(name, stage, kind is Kind.B, share, "net")) or 0.0
+            slowed.append(own._replace(main=own.main + beside * each * seconds))
+        found[kind] = tuple(slowed)
     return found
 
 
 def _whole_copies(schedule: Schedule) -> list[tuple[list[int], list[int]]]:
-    """Of devices that each update all of the stages they have copies of: whose STEPs stand there, and which they have.
+    """For each device with STEPs, if every stage has whole copies: the stages of its STEPs, and all its stages.
 
-    Empty where devices share the states of a stage, or each stage is on one of them.
+    Empty where devices share the states of a stage, or a stage is on one device.
     """
     shares = schedule.shape.tensor_parallel or Kind.UNSHARD in schedule.kinds
     moves = any(what == "P" for _, what in schedule.moves)

@@ -1,9 +1,9 @@
-"""Fitting: activations on each device at its peak, and as little recomputation as the memory allows, layer by layer.
+"""Activations on each device at its peak, and as little recomputation as the memory allows (recompute=fitting).
 
-From the last stage up, for it has the fewest microbatches in flight, a stage keeps the activations of as many of its
-layers as every device that runs it has room for: of its last layers, so that one run from the stage's input makes the
-others again. Stages that share no device are decided at once. Megatron-Core does the same with
-`--recompute-method block` (Korthikanti et al., arXiv 2205.05198, section 5).
+From the last stage down to the first, because later stages have fewer microbatches in flight, a stage saves the
+activations of as many of its layers as fit on every device that runs it: of its last layers, so that one forward from
+the stage's input recomputes the others. Stages without a common device are decided together. Megatron-Core does the
+same with `--recompute-method block` (Korthikanti et al., arXiv 2205.05198, section 5).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,16 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import moves_activations
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
-# Size of a product that BLAS adds up on one thread; beyond it, threads wait for each other longer than it takes.
+# Largest size of a product for BLAS on one thread; on several, threads would wait longer than the product takes.
 ON_ONE_THREAD = 200_000
 
 
 class Moments:
-    """The microbatches on each device at its moments; asked for thousands of cuts, so for all devices at once.
+    """Microbatches in flight on each device at its peaks; one product for all devices, as there are thousands of cuts.
 
     Args:
-        of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
+        of_devices: for each device, microbatches of each stage, (moments, stages), of at least one moment.
     """
 
     def __init__(self, of_devices: Sequence[npt.NDArray[Any]]) -> None:
@@ -37,7 +36,7 @@ class Moments:
         self.hold_anything = bool(self._levels.any())
 
     def peaks(self, each: Ints) -> Ints:
-        """The most bytes on each device, (plans, devices), from bytes a microbatch of each stage, (plans, stages)."""
+        """The most bytes on each device, (plans, devices), for bytes per microbatch of each stage, (plans, stages)."""
         held = np.empty((len(each), self._levels.shape[1]))
         step = max(1, ON_ONE_THREAD // self._levels.size)
         for at in range(0, len(each), step):  # exact below 2^53 bytes, and many times as fast as integers
@@ -47,7 +46,7 @@ class Moments:
 
 
 def undominated(levels: Ints) -> Ints:
-    """The rows that have more of some stage than every other row, once each; a row of zeros if there are none."""
+    """The rows that no other row equals or exceeds in every stage, once each; a row of zeros if there are none."""
     kept, others = [], np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels])
     others = others[np.lexsort(others.T[::-1])[::-1]]  # from the most of the first stage down
     others = others[np.concatenate([[True], (others[1:] != others[:-1]).any(axis=1)])]
@@ -60,10 +59,10 @@ def undominated(levels: Ints) -> Ints:
 def levels_of(
     analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0, of_logits: float | None = None
 ) -> list[Ints]:
-    """Microbatches of each stage on each device at its peaks, (moments, stages) for each device.
+    """Microbatches in flight of each stage at the peaks, for each device, (moments, stages).
 
-    A microbatch counts `each` (1 where that is empty), or 1 where activations move; between I and W it counts the
-    fraction `until_weights`. With `of_logits` one more column counts the logits, between I and W at that fraction.
+    A microbatch counts `each` (1 if empty, or if activations move), and its fraction `until_weights` between I and W.
+    With `of_logits`, one more column counts logits, and that fraction of them between I and W.
     """
     schedule = analysis.schedule
     if moves_activations(schedule):
@@ -74,80 +73,73 @@ def levels_of(
     rows = [columns_of(schedule.compute(device), each) for device in devices]
     keys = [tuple(column.tobytes() for column in row) for row in rows]
     known = {key: _moments(row, stages, parts) for key, row in dict(zip(keys, rows, strict=True)).items()}
-    return [known[key] for key in keys]  # devices with the same model do the same
+    return [known[key] for key in keys]  # computed once for devices with equal rows
 
 
 def _moments(row: tuple[Ints, Ints, Any], num_stages: int, parts: Sequence[float]) -> Ints:
-    """Microbatches in flight of each stage at forwards, at the peaks, (moments, stages); `row` is of `columns_of`."""
+    """Microbatches in flight of each stage at the peaks, (moments, stages), for the `columns_of` a row."""
     kind, stage, counts = row
     columns = [*range(num_stages), num_stages - 1][: num_stages + len(parts) - 1]
-
-    def changes(signs: Ints) -> Any:
-        return _changes(signs, stage, num_stages, counts)[:, columns]
-
-    makes, ends = kind == Kind.F, (kind == Kind.B) | (kind == Kind.W)
-    change = changes(makes.astype(np.int64) - ends)
+    begins, ends = kind == Kind.F, (kind == Kind.B) | (kind == Kind.W)
+    change: Any = _changes(begins.astype(np.int64) - ends, stage, num_stages, counts)[:, columns]
     if min(parts) < 1:
-        rest = 1 - np.repeat(parts, (num_stages, 1)[: len(parts)])
-        change = change - rest * changes((kind == Kind.I).astype(np.int64) - (kind == Kind.W))
-    return undominated(np.cumsum(change, axis=0)[makes])  # no moment between forwards holds more
+        halves = _changes((kind == Kind.I).astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
+        change = change - (1 - np.repeat(parts, (num_stages, 1)[: len(parts)])) * halves[:, columns]
+    return undominated(np.cumsum(change, axis=0)[begins])  # every peak is at a forward
 
 
 def waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
     """Microbatches of each stage between I and W, at the peaks, (moments, stages)."""
     kind, stage, counts = columns_of(row, each)
-    begun = kind == Kind.I
-    changes = _changes(begun.astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
-    return undominated(np.cumsum(changes, axis=0)[begun])
+    begins = kind == Kind.I
+    changes = _changes(begins.astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
+    return undominated(np.cumsum(changes, axis=0)[begins])
 
 
 def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
-    """Kind and stage of every plain action of a row, and the count of its microbatch; 1 where all are alike."""
+    """Kind and stage of every plain action of a row, and what its microbatch counts: 1, or its part of `each`."""
     kinds = bytes(map(itemgetter(0), row))
     if Kind.OVERLAP in kinds:
         row = [part for action in row for part in action.sub or (action,)]
         kinds = bytes(map(itemgetter(0), row))
-    kind = np.frombuffer(kinds, np.uint8).astype(np.int64)  # many times as fast as a look at every member of `Kind`
+    kind = np.frombuffer(kinds, np.uint8).astype(np.int64)  # many times as fast as from members of `Kind`
     stage = np.fromiter(map(itemgetter(1), row), np.int64, len(row))
     counts = np.array([each[(part.microbatch or 0) % len(each)] for part in row] if each else 1)
     return kind, stage, np.broadcast_to(counts, kind.shape)
 
 
 def _changes(signs: Ints, stage: Ints, num_stages: int, counts: Any) -> Ints:
-    """The count of each action's microbatch, with its sign, in the column of its stage, (actions, stages)."""
+    """What each action adds to its stage's microbatches in flight, (actions, stages)."""
     found, chosen = np.zeros((len(stage), num_stages), counts.dtype), np.flatnonzero(signs)
     found[chosen, stage[chosen]] = signs[chosen] * counts[chosen]
     return found
 
 
 def fitting_layers(peak_bytes: Callable[[Ints], Ints], layers: Ints, holds: Ints, limit_bytes: int | None) -> Ints:
-    """The layers of each backward stage that keep their activations, (plans, stages).
+    """The layers of each backward stage whose activations are saved, (plans, stages); none where a plan never fits.
 
     Args:
-        peak_bytes: of the devices of each plan, (plans, devices), by these numbers.
+        peak_bytes: bytes on the devices of each plan, (plans, devices), for such numbers of layers.
         layers: of each backward stage, (plans, stages).
         holds: 1 where a stage runs on a device, (stages, devices).
-        limit_bytes: of a device; None: no limit, and every layer keeps its activations.
+        limit_bytes: of a device; None: no limit, and nothing is recomputed.
     """
     if limit_bytes is None:
         return layers
-
-    def room(kept: Ints) -> Bools:
-        found: Bools = peak_bytes(kept) <= limit_bytes
-        return found
-
-    all_fit: Bools = np.asarray(room(layers).all(axis=1))
+    all_fit = np.asarray((peak_bytes(layers) <= limit_bytes).all(axis=1))
     chosen = np.where(all_fit[:, None], layers, 0)
-    open_ = np.zeros(0, np.int64) if all_fit.all() else np.flatnonzero(~all_fit & room(chosen).all(axis=1))
+    open_ = np.zeros(0, np.int64)
+    if not all_fit.all():
+        open_ = np.flatnonzero(~all_fit & (peak_bytes(chosen) <= limit_bytes).all(axis=1))
     turns = _turns(holds)
     for turn in range(turns.max() + 1) if len(open_) else ():
         stages = np.flatnonzero(turns == turn)
         least, most = chosen[:, stages], chosen[:, stages]
         most[open_] = layers[np.ix_(open_, stages)]
-        tried = most  # whole stages first: they make nothing again
+        tried = most  # whole stages first: they recompute nothing
         while (most > least).any():
             chosen[:, stages] = tried
-            fits = ~((~room(chosen)).astype(np.int64) @ holds[stages].T).astype(bool)
+            fits = ~((peak_bytes(chosen) > limit_bytes).astype(np.int64) @ holds[stages].T).astype(bool)
             least, most = np.where(fits, tried, least), np.where(fits, most, np.maximum(least, tried - 1))
             tried = (least + most + 1) // 2
         chosen[:, stages] = least
@@ -155,7 +147,7 @@ def fitting_layers(peak_bytes: Callable[[Ints], Ints], layers: Ints, holds: Ints
 
 
 def _turns(holds: Ints) -> Ints:
-    """The turn of each stage, (stages,): after all higher stages that share a device with it."""
+    """The turn in which each stage is decided, (stages,): after all later stages on the same devices."""
     found = np.zeros(len(holds), np.int64)
     shares = (holds @ holds.T) > 0
     for stage in reversed(range(len(holds))):

@@ -1,20 +1,20 @@
-"""Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
+"""Bytes on a device by class of tensor, for weights bound to a device and for weights streamed through it.
 
     bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
                that a policy stashes, the input of every stage and microbatch in flight, the recomputed activations of
-               one stage, logits; where devices share the head, its logits of every microbatch that waits for the other
-               shards; where backward is in halves, the activations of microbatches that wait for the second half
-    streamed   weights of the stage that runs and of those that come ahead (the next one, unless transfers say
-               otherwise), gradients of the stage that runs, its recomputed activations, boundary tensors
-               double-buffered both ways, a chunk of logits
+               one stage, logits; with a sharded head, logits of every microbatch that waits for the other shards;
+               with backward in halves, activations of microbatches that wait for the second half
+    streamed   weights of the stage that runs and of those prefetched (the next one, unless transfers differ),
+               gradients of the stage that runs, its recomputed activations, boundary tensors double-buffered both
+               ways, a chunk of logits
 
-Stages that replicas share or keep on the host are counted in `rpbench.cost.footprint.replicas`.
+`rpbench.cost.footprint.replicas` counts stages that replicas share or keep on the host.
 
-Both recompute everything from the input of a stage. Where layers of bound stages recompute nothing, the activations of
+Both recompute everything from the input of a stage. Where layers of bound stages are not recomputed, the activations of
 every microbatch in flight, and logits in the last stage, replace saved inputs and recomputed activations. Mixed
 precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on
-the device when bound, on the host when streamed; so are the saved inputs of streamed stages. Working memory of kernels
-and allocator is left out.
+the device when bound, on the host when streamed, where the saved inputs of streamed stages are too. Working memory of
+kernels and allocator is left out.
 
 Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
@@ -24,7 +24,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -37,29 +37,20 @@ from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_layers, 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.checks.residency import (
-    inputs_stay,
-    moves_activations,
-    peak_kept_inputs,
-    prefetch_depth,
-)
+from rpbench.ir.checks.residency import inputs_stay, moves_activations, peak_kept_inputs, prefetch_depth
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.lower import add_steps
 
-# Boundary tensors of a streamed stage: two on their way in, two on their way out.
-BOUNDARY_BUFFERS = 4
+BOUNDARY_BUFFERS = 4  # boundary tensors of a streamed stage: two arrive, two leave
 STAYING_BUFFERS = 2  # a stage's input and output, where neither leaves the device
 
-# Backward reads what forward read, which may be older than the newest weights.
+# Under these policies a backward reads the weights of its forward, which may not be the newest.
 _STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
 _OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations between halves", "logits")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-
-# --- bytes on each device -----------------------------------------------------------------------------------
 
 
 def classes_of(
@@ -69,12 +60,12 @@ def classes_of(
     keeps: Sequence[int] | None = None,
     analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
-    """Bytes of each class of tensors at every device's peak, of a schedule whose partition is known.
+    """Bytes of each class of tensors at the peak of every device.
 
     Args:
-        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
-            bound schedules keep them on the device.
-        keeps: layers of each backward stage whose activations stay; empty: none; None: all or none, as `sizes` says.
+        in_flight: most stage inputs at a time on each device of a bound schedule (`rpbench.sim.memory.peak_in_flight`).
+        keeps: layers of each backward stage whose activations are saved; empty: none; None: all or none, by
+            `sizes.keeps_activations`.
         analysis: of the schedule, if there is one already.
 
     Raises:
@@ -90,9 +81,9 @@ def classes_of(
 
 
 class Footprint:
-    """Peak bytes of partitions with the same numbers of stages; a schedule says which stage runs where.
+    """Peak bytes of partitions with the same numbers of stages, under one schedule.
 
-    A schedule whose replicas share stages or keep parts of them on the host must hold its transfers.
+    If replicas share stages or keep parts of them on the host, the schedule must have its transfers.
     """
 
     def __init__(
@@ -122,7 +113,7 @@ class Footprint:
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        self._in_flight_by_stage, self._inputs = list[Moments](), list[Moments]()  # on demand, for copies too
+        self._in_flight_by_stage, self._inputs = list[Moments](), list[Moments]()  # made on demand, also for copies
         self._between_halves: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
@@ -135,7 +126,7 @@ class Footprint:
 
     @property
     def shares(self) -> replicas.ReplicaShares | None:
-        """Parts of stages on devices, where replicas share or offload them, whatever the cut."""
+        """Fractions of stages on devices, for every cut; None if replicas neither share nor offload them."""
         return None if self._replicas is None else self._replicas.shares
 
     def _take(self, sizes: ModelBytes) -> None:
@@ -147,17 +138,16 @@ class Footprint:
 
     @property
     def least_bytes(self) -> int:
-        """A lower bound on the bytes of the fullest device, for any cut of the layers.
+        """A lower bound on the bytes of the fullest device, for every cut of the layers.
 
         The fullest device holds no less than any weighted mean of all devices. A device weighs more the fewer bytes a
-        layer takes there, so that an even cut meets the bound; a layer goes where it adds least to the mean.
+        layer takes there, so that an even cut meets the bound; each layer is where it adds least to the mean.
         """
         if self._streamed:
             return 0
         if self._replicas is not None:
             return self._replicas.least_bytes(self._sizes)
-        versions = np.ones(len(self._holds)) + self._more_versions
-        each = self._staying(np.array(self._sizes.layers, np.float64), versions)  # (layers, stages)
+        each = self._staying(self._sizes.layers)
         lightest = np.where(self._holds > 0, each.mean(axis=0)[:, None], np.inf).min(axis=0)  # a layer, by device
         weights = np.where(np.isfinite(lightest) & (lightest > 0), 1 / lightest, 0.0)
         if not weights.any():
@@ -165,15 +155,14 @@ class Footprint:
         counted = self._holds @ (weights / weights.sum())  # what a byte of a stage adds to the mean
         found = (each * counted).min(axis=1).sum()
         if not self._num_head_shards:
-            ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
+            ends = self._staying((self._embedding, self._head))
             found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
         return int(found / self._tensor_shards)
 
     def staying(self) -> tuple[Floats, tuple[float, float]]:
-        """Bytes of a layer that stay on the device of each stage, (stages,), and of embedding and head."""
-        versions = np.ones(len(self._holds)) + self._more_versions
-        ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
-        return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
+        """Least bytes of a layer that stay on the device of each stage, (stages,), and those of embedding and head."""
+        ends = self._staying((self._embedding, self._head))
+        return self._staying(self._sizes.layers).min(axis=0), (ends[0, 0], ends[1, -1])
 
     def moments(self) -> list[Ints]:
         """Microbatches in flight of each stage at the peaks, for each device, (moments, stages)."""
@@ -186,13 +175,13 @@ class Footprint:
         part, stages = self._sizes.until_weights, schedule.shape.num_stages
         return [part * waiting_halves(schedule.compute(each), stages) for each in devices]
 
-    def _staying(self, sizes: Floats, versions: Floats) -> Floats:
-        """Bytes of layers that stay on the device of a stage, (layers, stages)."""
-        weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]
-        return np.outer(weights, versions) + (gradients + optimizer * self._num_states)[:, None]
+    def _staying(self, sizes: Sequence[LayerSize]) -> Floats:
+        """Bytes of layers that stay on the device of each stage, (layers, stages)."""
+        weights, gradients, optimizer = np.array(sizes, np.float64).T[:3]
+        return np.outer(weights, 1.0 + self._more_versions) + (gradients + optimizer * self._num_states)[:, None]
 
     def keeping(self, keeps: Sequence[int] | None) -> "Footprint":
-        """The footprint if the activations of so many layers of each backward stage stay; empty: of none; None: all."""
+        """The footprint with saved activations of so many layers of each backward stage; empty: none; None: all."""
         found = copy(self)
         found._keeps = keeps
         if keeps is None:
@@ -216,7 +205,7 @@ class Footprint:
         Args:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
-            keeps: of these, the layers whose activations stay, the last of their stage; None: as the footprint says.
+            keeps: of these, the layers whose activations are saved, the last of their stage; None: the footprint's own.
         """
         below = self._stages(backward, has_head=True)
         everything = keeps is None and self._keeps is None and self._sizes.keeps_activations
@@ -237,26 +226,26 @@ class Footprint:
         return found
 
     def _recomputing(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
-        if not self._streamed:
-            found = self._bound_classes(below) | self._made_again(below)
-            if self._replicas is not None:
-                return found | self._replicas.classes(below, self._sizes)
-            if self._tensor_shards > 1:  # all is cut over the devices, the kept inputs along the sequence alone
-                whole = () if self._along_sequence else ("kept stage inputs",)
-                return {
-                    name: table if name in whole else -(-table // self._tensor_shards) for name, table in found.items()
-                }
+        """Classes where every layer is recomputed."""
+        if self._streamed:
+            found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
+            if self._kept_inputs:
+                inputs = np.array(self._kept_inputs) * self._sizes.boundary
+                found["kept stage inputs"] = np.tile(inputs, (len(forward), 1))
             return found
-        found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
-        if self._kept_inputs:
-            found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
+        found = self._bound_classes(below) | self._made_again(below)
+        if self._replicas is not None:
+            return found | self._replicas.classes(below, self._sizes)
+        for name in found if self._tensor_shards > 1 else ():
+            if self._along_sequence or name != "kept stage inputs":  # inputs are cut by sequence parallelism alone
+                found[name] = -(-found[name] // self._tensor_shards)
         return found
 
     def _with_activations(self, stages: LayerSize, layers: Ints, keeps: Ints, *, everything: bool) -> dict[str, Ints]:
-        """Activations of all microbatches in flight in layers that keep them, and inputs of the others.
+        """Classes with saved activations of all microbatches in flight in some layers, and inputs of the others.
 
-        The head keeps its logits beside a layer of its stage, or if `everything` is kept; else it waits for the
-        backward. Alone on its stage it keeps its input, and does what takes less.
+        The head saves its logits if a layer of its stage saves activations, or with `everything`; else it runs just
+        before its backward. Without layers on its stage it saves its input, and saves logits if that takes less.
         """
         if not self._in_flight_by_stage:
             sizes = self._sizes
@@ -287,14 +276,14 @@ class Footprint:
         return there | {"activations": peaks * some}
 
     def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Ints:
-        """The layers of each backward stage that recompute nothing, as many as the memory allows, (plans, stages)."""
+        """The layers of each backward stage that are not recomputed, as many as fit the memory, (plans, stages)."""
         holds = self._holds[: backward.shape[1]]
         return fitting_layers(lambda keeps: self.peaks(forward, backward, keeps), backward, holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
         ends = np.cumsum(counts, axis=1)
         sums = self._running[:, ends] - self._running[:, ends - counts]  # (sizes of a layer, plans, stages)
-        if self._num_head_shards:  # both are cut over the vocabulary
+        if self._num_head_shards:  # embedding and head are sharded by vocabulary
             sums += -(-(self._embedding + self._head) // self._num_head_shards)[:, None, None]
         else:
             sums[:, :, 0] += self._embedding[:, None]
@@ -325,13 +314,13 @@ class Footprint:
         }
 
     def _made_again(self, stages: LayerSize) -> dict[str, Ints]:
-        """Recomputed activations between I and W; with layers recomputed one by one, also inputs and one layer."""
+        """Recomputed activations between I and W; if layers are recomputed one by one, their inputs, and one layer."""
         found = dict[str, Ints]()
         if self._between_halves is not None and self._between_halves.hold_anything:
             waiting = self._between_halves.peaks(stages.activations) * self._sizes.until_weights
             found["activations between halves"] = waiting.astype(np.int64)
         if self._sizes.by_layer:
-            if not self._inputs:  # I frees them
+            if not self._inputs:  # I frees inputs
                 self._inputs.append(Moments(levels_of(self._analysis, self._sizes.each, 0.0)))
             found["kept stage inputs"] = self._inputs[0].peaks(np.maximum(stages.inputs, self._sizes.boundary))
             one = np.minimum(stages.activations, self._most_activations)
@@ -339,19 +328,16 @@ class Footprint:
         return found
 
     def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
-        """Classes at the visit that needs most; visits differ in the stages prefetched beside them."""
+        """Classes at the visit with the most bytes; a visit includes the stages that are prefetched during it."""
         plans, num_up = up.weights.shape
-        none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
-        visits = [
-            [[none if visit is None else visit[1] + num_up * visit[0] for visit in found] for found in runs]
-            for runs in (_with_next(device, self._depth) for device in self._visits)
-        ]
-        current, *after = np.array([found for device in visits for found in device]).T
+        none = num_up + down.weights.shape[1]  # a column of zeros after forward and backward stages: no stage
+        runs = [_with_next(device, self._depth) for device in self._visits]
+        columns = [none if visit is None else visit[1] + num_up * visit[0] for run in chain(*runs) for visit in run]
+        current, *after = np.array(columns).reshape(-1, self._depth + 1).T
         with_head = (current == none - 1) | ((current == num_up - 1) & (not self._fused))
         zeros = np.zeros_like(up.weights)
-        weights = np.concatenate([up.weights, down.weights, zeros[:, :1]], axis=1)
-        gradients = np.concatenate([zeros, down.gradients, zeros[:, :1]], axis=1)
-        activations = np.concatenate([zeros, down.activations, zeros[:, :1]], axis=1)
+        states = ((up.weights, down.weights), (zeros, down.gradients), (zeros, down.activations))
+        weights, gradients, activations = (np.concatenate([*state, zeros[:, :1]], axis=1) for state in states)
         buffers = STAYING_BUFFERS if self._kept_inputs else BOUNDARY_BUFFERS
         boundary = buffers * self._sizes.boundary * (current != none)
         at_visits = {
@@ -363,7 +349,7 @@ class Footprint:
             "logits": np.tile(self._sizes.logits_chunk * with_head, (plans, 1)),
         }
         total = sum(at_visits.values(), start=np.zeros((), np.int64))
-        bounds = [0, *np.cumsum([len(device) for device in visits]).tolist()]
+        bounds = [0, *np.cumsum([len(device) for device in runs]).tolist()]
         worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in pairwise(bounds)]
         chosen = np.stack(worst, axis=1)
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
@@ -382,17 +368,17 @@ def _holds(schedule: Schedule) -> Ints:
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
-    """The most versions of its weights that each stage keeps at a time, under its policy."""
+    """The most versions of its weights that each stage keeps at a time."""
     if schedule.policy not in _STASHING:
         return (1,) * schedule.shape.num_backward_stages
     return Analysis(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).versions.live
 
 
-Visit = tuple[bool, int]  # a stage that runs on a device for some microbatches in a row: backward, number
+Visit = tuple[bool, int]  # successive actions of one stage on a device: whether backward, number of the stage
 
 
 def _visits(row: Sequence[Action]) -> list[Visit]:
-    """The visits of a device's compute row; equal ones are one visit if they follow each other."""
+    """The visits of a device's compute row, in order."""
     kind, stage, _ = columns_of(row)
     plain = ~np.isin(kind, HEAD)
     backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
@@ -402,22 +388,16 @@ def _visits(row: Sequence[Action]) -> list[Visit]:
 
 
 def _most_waiting(row: Sequence[Action]) -> int:
-    """The most microbatches between the two halves of a device's shard of the head."""
-    most = waiting = 0
-    for action in row:
-        waiting += (action.kind is Kind.HF) - (action.kind is Kind.HB)
-        most = max(most, waiting)
-    return most
+    """The most microbatches between forward and backward of a device's shard of the head."""
+    return max(accumulate(((action.kind is Kind.HF) - (action.kind is Kind.HB) for action in row), initial=0))
 
 
 def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, ...]]:
-    """Every visit with the `depth` visits after it, each run once; a device without visits holds no stage."""
+    """Every visit with the `depth` visits after it, each run once; None where there is no further visit."""
     ahead = [*visits, *[None] * depth]
     runs = (tuple(ahead[place : place + depth + 1]) for place in range(len(visits)))
     return list(dict.fromkeys(runs)) or [(None,) * (depth + 1)]
 
-
-# --- the verdict --------------------------------------------------------------------------------------------
 
 _WAYS_OUT = {
     "weights": "take more devices, or schedule=roundpipe, which streams the weights",
@@ -440,7 +420,7 @@ _STREAMED_WAYS_OUT = {
 
 
 def why_infeasible(schedule: Schedule, classes: Sequence[Mapping[str, int]], limit_bytes: int) -> str:
-    """Why a schedule does not fit its devices: the worst device, its largest class, a way out; "" if it fits.
+    """Why a schedule does not fit: the fullest device, its largest class of tensors, a way out; "" if it fits.
 
     Args:
         classes: bytes of each device by class (`classes_of`).

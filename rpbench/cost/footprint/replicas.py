@@ -1,23 +1,23 @@
 """Bytes where replicas share a model or keep parts of it on the host: counted from a schedule's actions.
 
-    weights             whole; a shard where they are gathered (UNSHARD); none where they come from the host for a visit
+    weights             whole; a shard if they are gathered (UNSHARD); none if they are loaded from the host for a visit
     gathered weights    from UNSHARD and LOAD:P to RESHARD and FREE:P: the peak of those lanes
-    gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
-    gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored; where
-                        layers are recomputed one by one, they are gathered and scattered one by one too: two are
+    gradients           whole; a shard if they are scattered after every visit; none if they are stored (STORE:G)
+    gradients on their way   of two successive backward visits: one is computed while the other is scattered or stored;
+                        if layers are recomputed one by one, they are gathered and scattered one by one too: two are
                         gathered, and the gradient of one is on its way
-    optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane;
-                        twice where a ROLLBACK restores a copy; of important columns alone where the host steps the
-                        rest, which holds all state and the sums of one window, or of two that overlap
-    kept by trials      under policy trial a copy of the optimizer state of the stage that is tried, the largest one;
+    optimizer state     whole; a shard if gradients are scattered; none if the STEP is on the host's lane; twice if a
+                        ROLLBACK restores a copy; of important columns only if the host steps the rest: it has all state
+                        and the sums of one window, or of two that overlap
+    kept by trials      under policy trial: a copy of the optimizer state of the stage that is tried, the largest one,
                         and the gradients of the round before, in shards
 
-Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
-others have the copies they load. The home keeps the gradient as well where sums of groups come to it.
+Where stages go from device to device (LOAD:P>q), the home of a stage has its weights and optimizer state, and other
+devices have the copies they load. The home has the gradient too if sums of groups are sent to it.
 
-A gathered stage includes its device's own shard. Each of n devices brings, keeps and updates 1/n. Classes that stay are
-exact; the number of gradients on their way depends on the links, and a device has room for two stages. Where sums of
-whole gradients run beside the next round (policy trial), all gradients are there once more.
+A gathered stage includes its device's own shard. Each of n devices sends, keeps and updates 1/n. Classes that stay are
+exact; the number of gradients on their way depends on the links, and room for two stages is counted. If sums of whole
+gradients overlap with the next round (policy trial), all gradients are counted once more.
 
 Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
 """
@@ -46,7 +46,7 @@ _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Shares = Mapping[int, Fraction | float]  # stage -> the part of it that is there
+Shares = Mapping[int, Fraction | float]  # stage -> the fraction of it on a device
 Of = TypeVar("Of")
 
 
@@ -64,78 +64,78 @@ def host_bytes(
 ) -> int:
     """Bytes in the host's memory: weights loaded for every visit, gradients stored, and state updated there.
 
-    Streamed schedules keep everything there, with the inputs they recompute from for every microbatch of a step, unless
-    those stay on the device. Of objects on SSDs, the host holds one layer for each device, on its way.
+    Streamed schedules have everything there, with a step's inputs for recomputation unless those stay on the device. Of
+    objects on SSDs, the host has one layer for each device, in transfer.
 
     Args:
-        analysis, shares: of the same actions, if known; they serve every cut.
+        analysis, shares: of the same actions, if known; they are the same for every cut.
     """
-    found = _at_home(schedule, sizes, analysis, shares)
+    if schedule.partition is None:
+        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    numbers, of_schedule = range(schedule.shape.num_backward_stages), sizes.under(schedule)
+    found = 0
+    if schedule.weights is Weights.STREAMED:
+        on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
+        found = round(sizes.boundary * (len(numbers) - 1) * on_host) + _states(of_schedule)
+    elif shares_or_offloads(schedule):
+        shares = shares or ReplicaShares(analysis or Analysis(schedule))
+        stages = StageBytes(schedule.partition, of_schedule)
+        found = sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
     if not schedule.on_ssd:
         return found
-    on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in sizes.every)
-    return found - ssd_bytes(schedule.on_ssd, sizes).held + on_its_way * schedule.shape.num_ranks
+    in_transfer = max(_on_ssd(layer, schedule.on_ssd) for layer in sizes.every)
+    return found - ssd_bytes(schedule.on_ssd, sizes).held + in_transfer * schedule.shape.num_ranks
 
 
 class SsdBytes(NamedTuple):
-    """Bytes that the SSDs of a host hold, and that a step writes there."""
+    """Bytes on the SSDs of a host, and bytes that a step writes there."""
 
     held: int
     written: int
 
 
 def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
-    """Bytes on the host's SSDs, of a schedule's `on_ssd`; only trained weights are written."""
+    """Bytes on the host's SSDs for `Schedule.on_ssd`; only trained weights are written."""
     written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in sizes.every)
-    return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in sizes.every), written)
+    return SsdBytes(sum(_on_ssd(layer, on_ssd) for layer in sizes.every), written)
 
 
-def _of_layer(layer: LayerSize, on_ssd: str) -> int:
+def _on_ssd(layer: LayerSize, on_ssd: str) -> int:
     return layer.optimizer * ("O" in on_ssd) + layer.weights * ("P" in on_ssd)
 
 
-def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None, shares: "ReplicaShares | None") -> int:
-    """Bytes at home on the host, its SSDs included."""
-    if schedule.partition is None:
-        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    numbers, sizes = range(schedule.shape.num_backward_stages), sizes.under(schedule)
-    if schedule.weights is Weights.STREAMED:
-        on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
-        kept = round(sizes.boundary * (len(numbers) - 1) * on_host)
-        return kept + sum(sum(layer[:3]) for layer in sizes.every)
-    if not shares_or_offloads(schedule):
-        return 0
-    shares, stages = shares or ReplicaShares(analysis or Analysis(schedule)), StageBytes(schedule.partition, sizes)
-    return sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
+def _states(sizes: ModelBytes) -> int:
+    """Weights, gradients and optimizer state of all layers."""
+    return sum(sum(layer[:3]) for layer in sizes.every)
 
 
 def least_host_bytes(analysis: Analysis | None, sizes: ModelBytes) -> int:
-    """A lower bound on the host's bytes for every cut: each layer in the stage of which the host holds least of it.
+    """A lower bound on the host's bytes for every cut: each layer is in the stage with least of it on the host.
 
-    Without what streamed schedules recompute from; 0 where SSDs hold objects.
+    Inputs for recomputation are left out; 0 if there are objects on SSDs.
 
     Args:
         analysis: None: of any order that streams all stages from the host.
     """
-    streamed = sum(sum(layer[:3]) for layer in sizes.every)
     if analysis is None:
-        return streamed
+        return _states(sizes)
     schedule, sizes = analysis.schedule, sizes.under(analysis.schedule)
-    if schedule.on_ssd or not (schedule.weights is Weights.STREAMED or shares_or_offloads(schedule)):
+    is_streamed = schedule.weights is Weights.STREAMED
+    if schedule.on_ssd or not (is_streamed or shares_or_offloads(schedule)):
         return 0
-    if schedule.weights is Weights.STREAMED:
-        return streamed
+    if is_streamed:
+        return _states(sizes)
     shares, numbers = ReplicaShares(analysis), range(schedule.shape.num_backward_stages)
     found = sum(min(_on_host(shares, number, layer) for number in numbers) for layer in sizes.every)
     return max(0, int(found) - len(numbers))  # each stage's bytes are rounded
 
 
 def _on_host(shares: "ReplicaShares", number: int, size: LayerSize) -> float:
-    """Bytes that the host holds of a stage, or of one of its layers."""
+    """Bytes on the host of a stage, or of one of its layers."""
     if number in shares.homes:
         return 0
     rule = shares.rule
-    if rule is not None:  # a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits
+    if rule is not None:  # the host steps the rest: it has all masters and moments, and sums of gradients in 32 bits
         if rule.all_at_once and not rule.num_warmup_steps:
             return 0
         return size.optimizer + 2 * size.gradients * rule.rest * (1 + rule.overlap)
@@ -145,7 +145,7 @@ def _on_host(shares: "ReplicaShares", number: int, size: LayerSize) -> float:
 
 
 class ReplicaFootprint:
-    """What devices have of stages that replicas share or keep on the host in part, for many cuts.
+    """Bytes on devices of stages that replicas share or partly keep on the host, for many cuts.
 
     Attributes:
         weights, gradients, optimizer: the fraction of each stage that stays on a device, (stages, devices).
@@ -162,8 +162,8 @@ class ReplicaFootprint:
             rows = self._by_device(lambda device: {stage: of(device, stage) for stage in shares.held(device)})
             return np.stack([self._row(row) for row in rows], 1)
 
-        ways = shares.of_weights, shares.of_gradients, shares.of_state, lambda *_: Fraction(1)
-        self.weights, self.gradients, self.optimizer, self.held = map(stays, ways)
+        fractions = shares.of_weights, shares.of_gradients, shares.of_state, lambda *_: Fraction(1)
+        self.weights, self.gradients, self.optimizer, self.held = map(stays, fractions)
         self._gathered = self._by_device(
             lambda device: [self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")]
         )
@@ -171,14 +171,13 @@ class ReplicaFootprint:
         self._by_visit = bool(shares.gathered_by_visit)
 
     def _by_device(self, of: Callable[[int], Of]) -> list[Of]:
-        """What follows from a device, for all of them; found once for twins."""
+        """A value of every device, computed once for twins."""
         known = {twin: of(twin) for twin in dict.fromkeys(self._twins)}
         return [known[twin] for twin in self._twins]
 
     def classes(self, stages: LayerSize, sizes: ModelBytes) -> dict[str, Ints]:
-        """Bytes at the peak of each class that comes and goes, (plans, devices)."""
-        lanes_of = self._gathered
-        gathered = self._by_device(lambda device: sum(_peak(stages.weights, lane) for lane in lanes_of[device]))
+        """Bytes at the peak of each class that does not stay, (plans, devices)."""
+        gathered = self._by_device(lambda device: sum(_peak(stages.weights, lane) for lane in self._gathered[device]))
         passing = self._by_device(lambda device: _peak(stages.gradients, self._passing[device]))
         if sizes.by_layer:
             layer = _largest_layer(sizes)
@@ -195,7 +194,7 @@ class ReplicaFootprint:
         return {name: np.rint(np.stack(columns, axis=1)).astype(np.int64) for name, columns in found.items()}
 
     def least_bytes(self, sizes: ModelBytes) -> int:
-        """A lower bound on the bytes of the fullest device, for any cut of the layers."""
+        """A lower bound on the bytes of the fullest device, for every cut of the layers."""
         total = LayerSize(*(sum(each) for each in zip(*sizes.every, strict=True)))
         found: float = sizes.logits * self.held[-1].sum()
         for name in ("weights", "gradients", "optimizer"):
@@ -228,24 +227,23 @@ def _largest_layer(sizes: ModelBytes) -> LayerSize:
 
 
 def _peak(sizes: Ints, moments: Floats) -> Floats:
-    """The most bytes at any moment, for each plan."""
+    """The most bytes at any moment, (plans,)."""
     found: Floats = (sizes @ moments.T).max(axis=1)
     return found
 
 
 def _least_at_peak(moments: Floats) -> float:
-    """The least fraction of all bytes that is there at the peak: at one moment, or as a mean of all."""
+    """A lower bound on the fraction of all bytes at the peak: the least stage at one moment, or the mean of moments."""
     return float(max(moments.min(axis=1).max(), moments.mean(axis=0).min()))
 
 
 class ReplicaShares:
-    """The fraction of every stage that is on a device: for good, and at each moment."""
+    """The fraction of every stage that stays on a device, and those in transfer at each moment."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
-        # stage -> the device that keeps it, where it goes from device to device
-        self.homes = self.moves.handovers.homes
-        self._grouped = {stage for stage, _ in self.moves.handovers.grouped}  # whose home adds up what comes
+        self.homes = self.moves.handovers.homes  # stage -> its home, where it goes from device to device
+        self._grouped = {stage for stage, _ in self.moves.handovers.grouped}  # whose home sums gradients of groups
         self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
@@ -265,7 +263,7 @@ class ReplicaShares:
         return sorted({visit.stage for visit in self._visits[device]})
 
     def twins(self) -> list[int]:
-        """For each device, the first one that has and moves the same parts of the same stages."""
+        """For each device, the first one with the same parts of the same stages and the same transfers."""
         units, keys = self._arrivals[0], list[Any]()
         by_visit = (self._leaving, self._stored_by_visit)
         for device, visits in enumerate(self._visits):
@@ -276,8 +274,6 @@ class ReplicaShares:
             at_home = {stage for stage, home in self.homes.items() if home == device}
             keys.append((made, at_home, brought, moved, *({s for d, s in found if d == device} for found in by_visit)))
         return [keys.index(key) for key in keys]
-
-    # --- what stays on a device ---
 
     def of_weights(self, device: int, stage: int) -> Fraction:
         """The fraction of a stage's weights that stays on a device."""
@@ -292,12 +288,14 @@ class ReplicaShares:
         """The fraction of a stage's gradients that stays on a device."""
         if stage in self._grouped:
             return Fraction(int(self.homes[stage] == device))
-        if not self._leaves_after_visits(device, stage):
+        stored = self.moves.moves((Kind.STORE, "G"), stage)
+        leaves = stored or self.moves.moves((Kind.UNSHARD, None), stage)  # sums of whole replicas stay
+        if not leaves or (device, stage) not in self._leaving:
             return Fraction(1)
         shard = Fraction(1, self.moves.replicas.get(stage, 1))
-        if self.rule is not None:  # the gradients of the device's own columns stay, and all that are stored once a step
+        if self.rule is not None:  # gradients of the device's own columns stay, and all that are stored once per step
             return shard * (1 - self.rule.rest if (device, stage) in self._stored_by_visit else 1)
-        return Fraction(0) if self.moves.moves((Kind.STORE, "G"), stage) else shard
+        return Fraction(0) if stored else shard
 
     def of_state(self, device: int, stage: int) -> Fraction:
         """The fraction of a stage's optimizer state that stays on a device."""
@@ -313,32 +311,22 @@ class ReplicaShares:
         """Copies of a stage's optimizer state: two if a ROLLBACK restores one."""
         return 1 + any(stage == other for other, _ in self._index.rollbacks)
 
-    def _leaves_after_visits(self, device: int, stage: int) -> bool:
-        """Whether a gradient is scattered or stored after every visit that makes it; sums of replicas stay whole."""
-        shared = self.moves.moves((Kind.UNSHARD, None), stage) or self.moves.moves((Kind.STORE, "G"), stage)
-        return shared and (device, stage) in self._leaving
-
     def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
-        """(device, stage) whose transfers of some kinds all serve one visit."""
+        """(device, stage) whose transfers of some kinds each serve one visit only."""
         served = [visits for what in kinds for _, visits, _ in self.moves.transfers[what]]
-        alone, shared = (
-            {(visits[0][0], visits[0][2]) for visits in served if (len(visits) > 1) == several}
-            for several in (False, True)
-        )
-        return alone - shared
-
-    # --- what comes and goes ---
+        several = {(visits[0][0], visits[0][2]) for visits in served if len(visits) > 1}
+        return {(visits[0][0], visits[0][2]) for visits in served} - several
 
     @cached_property
     def _arrivals(self) -> tuple[dict[int, int], int]:
-        """Number -> the units of its stage's weights that it brings for a while; and the units of a whole stage."""
+        """Number of each action that brings weights for a visit -> their units, and the units of a whole stage."""
         actions, loaded = self._index.actions, self._loaded
         found = {
             number: payload
             for number, payload in self._payload.items()
             if actions[number][0] is Kind.UNSHARD or (payload[0] == "P" and payload[1] in loaded)
         }
-        distinct = {id(payload): payload for payload in found.values()}  # few; fractions are slow
+        distinct = {id(payload): payload for payload in found.values()}  # few, as fractions are slow
         shares = {key: Fraction(1) if own.stage in self.homes else own.share for key, own in distinct.items()}
         whole = lcm(*(share.denominator for share in shares.values()))
         units = {key: share.numerator * (whole // share.denominator) for key, share in shares.items()}
@@ -347,8 +335,8 @@ class ReplicaShares:
     def arrivals(self, device: int, name: str) -> list[Shares]:
         """The weights that a lane has brought and not freed, after each action that brings some; each case once."""
         units, whole = self._arrivals
-        brought: dict[int, deque[int]] = defaultdict(deque)  # stage -> what is there, oldest first
-        there: dict[int, int] = {}  # the same in all
+        brought: dict[int, deque[int]] = defaultdict(deque)  # stage -> units of each copy, oldest first
+        there: dict[int, int] = {}  # stage -> units of all copies
         moments: set[tuple[tuple[int, int], ...]] = set()
         for number in self._lane(device, name):
             kind, stage, _, part, _, what, _, _ = self._index.actions[number]
@@ -369,10 +357,10 @@ class ReplicaShares:
         return next((range(lane.start, lane.stop) for lane in found), range(0))
 
     def passing(self, device: int) -> list[Shares]:
-        """Gradients of successive backward visits, where they leave after each; each case once."""
+        """Gradients of two successive backward visits, if they leave after each visit; each case once."""
         made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
         if self._tries and any(self.of_gradients(device, stage) == 1 for stage in set(made)):
-            return [dict.fromkeys(made, Fraction(1))]  # of a round, beside the one that runs
+            return [dict.fromkeys(made, Fraction(1))]  # all of the round before
         share = {stage: int(self.of_gradients(device, stage) < 1) for stage in set(made)}
         pairs = [
             {first: share[first] * (1 + (first == second)), second: share[second] * (1 + (first == second))}

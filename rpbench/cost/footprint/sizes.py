@@ -1,9 +1,8 @@
 """Sizes of a model's layers in bytes: weights, gradients, optimizer state, activations, logits.
 
 Mixed precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits.
-
-Frozen layers have weights alone. With 8-bit moments a parameter of a layer or of the head has a master of 4 bytes and
-two moments of one, each with a scale of 4 bytes for a block of 2,048; the embedding keeps 32 bits.
+Frozen layers have weights only. With 8-bit moments, a parameter of a layer or of the head has a master weight of 4
+bytes and two moments of 1 byte, with a scale of 4 bytes for every block of 2,048; the embedding keeps 32 bits.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1;
 Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, sections 2 and 3.
@@ -19,22 +18,23 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 # Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
 OPTIMIZER_BYTES = 12
 OPTIMIZER_BYTES_8 = 4 + 2 * (1 + 4 / 2048)  # the same with block-wise moments of 8 bits
-# Per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading.
+# Per logit: 2 for the product, 4 for the softmax, which becomes the gradient; our reading.
 LOGITS_BYTES = 6
-# The library computes head, loss and their gradients in chunks of so many tokens.
+# Tokens of a chunk in which RoundPipe's library computes head, loss and their gradients.
 HEAD_CHUNK_TOKENS = 4096
-# Layers gathered at a time by software that gathers layer by layer: the current and the next, own shards included.
+# Layers held at a time by software that gathers layer by layer: the current and the next, own shards included.
 LAYERS_GATHERED = 2
 
 
 class LayerSize(NamedTuple):
-    """Bytes of a layer or a stage; `optimizer` where it is kept on the device, `activations` of one microbatch.
+    """Bytes of a layer or a stage.
 
-    Whole numbers, fractions where a mesh divides a layer, or arrays of the stages of many cuts, (plans, stages).
+    Integers, floats where a mesh divides a layer, or arrays of the stages of many cuts, (plans, stages).
 
     Args:
-        inputs: of a microbatch, if every layer is recomputed from its own input; 0: only the input of its stage stays,
-            and all its layers are recomputed at once.
+        activations: of one microbatch.
+        inputs: of one microbatch, if every layer is recomputed from its own input; 0: only the input of a stage is
+            saved, and all its layers are recomputed together.
     """
 
     weights: Any
@@ -49,15 +49,14 @@ class LayerActivations(NamedTuple):
 
     Args:
         whole: held from F on.
-        for_weights: the part held until W; the rest goes at I.
+        for_weights: the part held until W; I frees the rest.
     """
 
     whole: float
     for_weights: float
 
 
-# Of unknown layers, all is held until W.
-UNKNOWN = LayerActivations(1, 1)
+UNKNOWN = LayerActivations(1, 1)  # of unknown layers: all is held until W
 
 
 @dataclass(frozen=True)
@@ -67,17 +66,17 @@ class ModelBytes:
     Args:
         layers: the decoder layers, in model order.
         embedding, head: of the first and of the last stage.
-        boundary: bytes of the tensor between two stages, for one microbatch.
-        logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
-        keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
-        until_weights: fraction of the activations kept that is held until W; the rest goes at I.
-        logits_until_weights: the same of logits, of which W needs the gradient.
-        each: tokens of every microbatch of a step over those of the largest, which the sizes are of; empty where all
-            are alike.
-        working: further buffers of a backward, of bound stages.
-        tied: embedding and head are one matrix, which a device with both holds once; otherwise there are two.
-        summed_bytes: of a gradient value that adds up on its device; `reduced_bytes` where replicas sum it. Other sizes
-            of gradients are in 16 bits.
+        boundary: of the tensor between two stages, for one microbatch.
+        logits, logits_chunk: of a whole microbatch, and of one chunk of tokens under a chunked loss.
+        keeps_activations: whether they are saved from forward to backward; otherwise the input of a stage is.
+        until_weights: fraction of the saved activations that is held until W; I frees the rest.
+        logits_until_weights: the same of logits, whose gradient W needs.
+        each: tokens of every microbatch of a step over those of the largest, for which the sizes are; empty: all are
+            equal.
+        working: further buffers of a backward, where stages are bound to devices.
+        tied: embedding and head are one matrix, of which a device with both has one copy; otherwise there are two.
+        summed_bytes, reduced_bytes: of a gradient value where a device accumulates it, and where replicas sum it. All
+            other sizes of gradients are in 16 bits.
     """
 
     layers: tuple[LayerSize, ...]
@@ -96,7 +95,7 @@ class ModelBytes:
     reduced_bytes: int = BYTES_PER_VALUE
 
     def under(self, schedule: Schedule) -> "ModelBytes":
-        """The sizes for a schedule: a tied matrix counts once if devices have both its ends."""
+        """The sizes for a schedule: a tied matrix counts once if embedding and head are on the same devices."""
         once = self.tied and schedule.weights is Weights.BOUND and schedule.ends_together
         return replace(self, head=LayerSize(0, 0, 0), tied=False) if once else self
 
@@ -107,10 +106,9 @@ class ModelBytes:
 
     @property
     def added_up(self) -> "ModelBytes":
-        """The sizes with gradients as they add up on a device."""
+        """The sizes with gradients as devices accumulate them."""
         if self.summed_bytes == BYTES_PER_VALUE:
             return self
-
         gradients = (layer.gradients * self.summed_bytes // BYTES_PER_VALUE for layer in self.every)
         *layers, embedding, head = (own._replace(gradients=new) for own, new in zip(self.every, gradients, strict=True))
         return replace(self, layers=tuple(layers), embedding=embedding, head=head, summed_bytes=BYTES_PER_VALUE)
@@ -126,46 +124,41 @@ class ModelBytes:
 
     @property
     def of_a_layer(self) -> LayerActivations:
-        """Activations that a layer which learns keeps where nothing is recomputed, for orders that depend on them."""
+        """Activations of a layer that is not frozen, without recomputation; for orders that depend on them."""
         whole = max(layer.activations for layer in self.layers)
         return LayerActivations(whole, whole * self.until_weights) if whole else UNKNOWN
 
     @property
     def of_each(self) -> tuple["ModelBytes", ...]:
-        """The sizes for every microbatch of a step, all by tokens; these alone where all are alike."""
+        """The sizes for every microbatch of a step, in proportion to its tokens; only these if all are equal."""
         if not self.each:
             return (self,)
-        found = {part: self._scaled(part) for part in set(self.each)}
-        return tuple(found[part] for part in self.each)
-
-    def _scaled(self, part: float) -> "ModelBytes":
-        return replace(
-            self,
-            layers=tuple(
+        found = dict[float, ModelBytes]()
+        for part in set(self.each):
+            changed: dict[str, Any] = {
+                name: round(getattr(self, name) * part) for name in ("working", "boundary", "logits", "logits_chunk")
+            }
+            layers = tuple(
                 layer._replace(activations=round(layer.activations * part), inputs=round(layer.inputs * part))
                 for layer in self.layers
-            ),
-            working=round(self.working * part),
-            boundary=round(self.boundary * part),
-            logits=round(self.logits * part),
-            logits_chunk=round(self.logits_chunk * part),
-            each=(),
-        )
+            )
+            found[part] = replace(self, layers=layers, each=(), **changed)
+        return tuple(found[part] for part in self.each)
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Sizes of a model's layers, and the bytes a device has for them."""
+    """Sizes of a model's layers, and the bytes that a device has for them."""
 
     sizes: ModelBytes
     limit_bytes: int
 
 
 def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | None = None) -> ModelBytes:
-    """Sizes of a model's layers; a matrix that embedding and head share counts twice, once at either end.
+    """Sizes of a model's layers; a tied matrix counts twice, in embedding and head.
 
     Args:
-        kept: bytes that a layer keeps of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
+        kept: activations of a layer, in bytes of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
     """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     state = OPTIMIZER_BYTES if model.optimizer_bits == 32 else OPTIMIZER_BYTES_8
@@ -189,5 +182,5 @@ def _size(parameters: int, trainable: int, state: float = OPTIMIZER_BYTES) -> La
 
 
 def saved_state(size: LayerSize) -> int:
-    """Bytes by which optimizer state is smaller than with moments in 32 bits."""
+    """Bytes that optimizer state is smaller than with moments in 32 bits."""
     return OPTIMIZER_BYTES // BYTES_PER_VALUE * size.gradients - size.optimizer

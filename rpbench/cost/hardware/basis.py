@@ -1,4 +1,4 @@
-"""Basis: the numbers behind a prediction - a cluster's figures and those that `conf/software/` counts with."""
+"""Basis: the numbers behind a prediction, a cluster's figures and the constants in `conf/software/`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from rpbench.cost.hardware.machine import COLLECTIVE_SHARE, NUMBERS, Machine
 from rpbench.cost.hardware.measured import MEASURED
 from rpbench.untrusted import is_finite
 
-COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # of conf/software/, with numbers
+COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # files of conf/software/ with numbers
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Named constants with their origins; it records which of them a prediction has read.
+    """Named constants with their origins, and a record of those that were read.
 
     Args:
-        cluster_name: for error messages.
         values: numbers by name; a cluster's figures under their field names.
         declared: origin of each.
+        read: names of the constants read so far.
     """
 
     cluster_name: str
@@ -30,24 +30,24 @@ class Basis:
     read: set[str] = field(default_factory=set, compare=False)
 
     def __getitem__(self, name: str) -> float:
-        """The value of a constant; ValueError if there is none: a prediction has no silent defaults."""
+        """The value of a constant; ValueError if there is none, as a prediction has no silent defaults."""
         if name not in self.values:
             field_name = f"measured.{name}" if name in MEASURED else name
+            way_out = "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
             raise ValueError(
                 f"cluster={self.cluster_name} has no {field_name}, which cost=analytic needs; give "
-                f"cluster.{field_name}=NUMBER, "
-                "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
+                f"cluster.{field_name}=NUMBER, {way_out}"
             )
         self.read.add(name)
         return self.values[name]
 
     def get(self, name: str, default: float) -> float:
-        """The value of a constant, or `default`, which stands for *without limit*."""
+        """The value of a constant, or `default`, which means *without limit*."""
         return self[name] if name in self.values else default
 
     @property
     def memory_rate(self) -> float:
-        """Bytes a second that element-wise kernels get of a device's memory."""
+        """Bytes per second of a device's memory under element-wise kernels."""
         return self["memory_bytes_per_s"] * self["memory_efficiency"]
 
     def scaled(self, name: str, factor: float) -> "Basis":
@@ -61,7 +61,7 @@ class Basis:
 
 @cache
 def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, Any]]]:
-    """Numbers and their origins of the counted frameworks; ValueError for a name that two files have."""
+    """Numbers of the frameworks in `COUNTED`, and their origins; ValueError for a name in two files."""
     numbers: dict[str, float] = {}
     declared: dict[str, Mapping[str, Any]] = {}
     for name in COUNTED:
@@ -74,10 +74,10 @@ def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, An
 
 
 def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
-    """A cluster's figures and the numbers of the counted frameworks together.
+    """A cluster's figures together with the numbers of the frameworks in `COUNTED`.
 
     Args:
-        constants, declared: replace these numbers.
+        constants, declared: replace numbers of frameworks and their origins.
 
     Raises:
         ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
@@ -88,8 +88,7 @@ def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mappi
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
     figures |= {name: float(value) for name, value in cluster.measured.items()}
     numbers, known = counted_numbers()
-    origins = declarations({**known, **declared})
-    origins |= declarations(cluster.declared)  # a machine's own declarations come first
+    origins = declarations({**known, **declared}) | declarations(cluster.declared)
     if cluster.collective_bytes_per_s is None and cluster.intra_bytes_per_s is not None:
         figures["collective_bytes_per_s"] = COLLECTIVE_SHARE * cluster.intra_bytes_per_s
         source = f"{COLLECTIVE_SHARE} of the direct link"

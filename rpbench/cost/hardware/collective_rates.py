@@ -1,10 +1,10 @@
-"""Collective rates: measured latency and bandwidth of each collective of a machine.
+"""Measured latency and bandwidth of each collective of a machine.
 
 A collective over n ranks of a tensor of X bytes (the whole tensor gathered, reduced or exchanged) takes
 
     seconds = latency + volume X / bandwidth,     volume = (n - 1) / n, and twice that for an all-reduce
 
-so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), comparable with a link's.
+so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), comparable with that of a link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from rpbench.untrusted import is_finite
 
 Floats = npt.NDArray[np.float64]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-RESAMPLED = 200  # draws of the repeats, for the intervals
-INTERVAL = (5.0, 95.0)  # percentiles: nine of ten
+RESAMPLED = 200  # bootstrap samples, for the intervals
+INTERVAL = (5.0, 95.0)  # percentiles
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class CollectiveRate:
 
     Args:
         name: one of `COLLECTIVES`.
-        num_ranks: that took part.
-        bytes_per_s: bus bandwidth, with the ends of an interval that holds nine of ten.
-        latency_s: of the whole collective, with the same.
+        num_ranks: in the measurement.
+        bytes_per_s: bus bandwidth; `_low` and `_high` are the ends of its 90 % interval.
+        latency_s: of the whole collective; `_low` and `_high` likewise.
 
     Raises:
-        ValueError: for an unknown collective, fewer than 2 ranks, or a number that cannot be.
+        ValueError: for an unknown collective, fewer than 2 ranks, or an impossible number.
     """
 
     name: str
@@ -69,12 +69,12 @@ class CollectiveRate:
         return latency + volume(self.name, size) * total_bytes / self.bytes_per_s
 
     def plain(self) -> dict[str, Any]:
-        """Its figures by name, as a cluster file holds them."""
+        """Its figures by name, as in a cluster file."""
         return {key: value for key, value in vars(self).items() if key != "name"}
 
 
 def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, CollectiveRate]:
-    """The rates of a cluster file, by the name of the collective; ValueError naming what is wrong."""
+    """The rates of a cluster file, by name of the collective; ValueError with the name of a wrong one."""
     found = {}
     for name, row in values.items():
         try:
@@ -85,10 +85,10 @@ def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Colle
 
 
 def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) -> CollectiveRate:
-    """Latency and bandwidth of a collective from its seconds, with intervals.
+    """Latency and bandwidth fitted to seconds of a collective, with bootstrap intervals.
 
-    Relative errors count, so that small sizes decide the latency and large ones the bandwidth. The intervals are those
-    of fits to repeats drawn anew for every size.
+    The fit minimises relative errors, so that small sizes decide the latency and large ones the bandwidth. For the
+    intervals, repeats of every size are drawn again.
 
     Args:
         samples: bytes of the tensor -> seconds of each repeat.
@@ -106,25 +106,18 @@ def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) 
     latency, slope = _lines(sent, np.array([[np.median(samples[size]) for size in sizes]]))[0]
     drawn = [np.median(rng.choice(samples[size], (RESAMPLED, len(samples[size]))), axis=1) for size in sizes]
     low, high = np.percentile(_lines(sent, np.column_stack(drawn)), INTERVAL, axis=0)
-    return CollectiveRate(
-        name,
-        num_ranks,
-        float(1 / slope),
-        float(min(1 / slope, 1 / high[1])),
-        float(max(1 / slope, 1 / low[1])),
-        float(latency),
-        float(min(latency, low[0])),
-        float(max(latency, high[0])),
-    )
+    rates = (1 / slope, min(1 / slope, 1 / high[1]), max(1 / slope, 1 / low[1]))
+    latencies = (latency, min(latency, low[0]), max(latency, high[0]))
+    return CollectiveRate(name, num_ranks, *map(float, rates + latencies))
 
 
 def _lines(sent: Floats, seconds: Floats) -> Floats:
-    """Latency and seconds a byte of each row of seconds, (rows, 2): least squares of relative errors; latency >= 0."""
+    """Latency (at least 0) and seconds per byte, (rows, 2), by least squares of relative errors, from (rows, sizes)."""
     one, byte = 1 / seconds, sent / seconds
     aa, ab, bb = (one**2).sum(axis=1), (one * byte).sum(axis=1), (byte**2).sum(axis=1)
     determinant = aa * bb - ab**2
     latency = (bb * one.sum(axis=1) - ab * byte.sum(axis=1)) / determinant
     slope = (aa * byte.sum(axis=1) - ab * one.sum(axis=1)) / determinant
-    odd = (latency < 0) | (slope <= 0)
-    alone = byte.sum(axis=1) / bb
-    return np.column_stack([np.where(odd, 0.0, latency), np.where(odd, alone, slope)])
+    impossible = (latency < 0) | (slope <= 0)
+    without_latency = byte.sum(axis=1) / bb
+    return np.column_stack([np.where(impossible, 0.0, latency), np.where(impossible, without_latency, slope)])

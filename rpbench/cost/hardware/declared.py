@@ -1,4 +1,4 @@
-"""Declared: where a constant comes from, and how far it may be off."""
+"""Declared: origin and uncertainty of a constant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +6,9 @@ from typing import Any
 
 from rpbench.registry import unknown_name
 
-# vendor: data sheet. published: follows from figures of the paper's artifact. counted: read off an implementation,
-# operator by operator. assumed: our judgement, not tested here. fitted: set, or solved for, to meet the named cells of
-# analysis/published/, timings of layers included. measured: by `python -m rpbench calibrate`. chosen: a size, not a
-# finding.
+# vendor: data sheet. published: from figures of the paper's artifact. counted: operators of an implementation, one by
+# one. assumed: our judgement, not tested here. fitted: set, or solved for, to meet the named cells of
+# analysis/published/, timings of layers included. measured: by `python -m rpbench calibrate`. chosen: a size we set.
 ORIGINS = ("vendor", "published", "counted", "assumed", "fitted", "measured", "chosen")
 
 
@@ -19,9 +18,9 @@ class Declared:
 
     Args:
         origin: one of `ORIGINS`.
-        source: document or reasoning, for people.
+        source: document or reasoning, for readers.
         within: one standard deviation of the constant, relative to its value.
-        cells: the cells a fitted constant was fitted on, as `table/system/platform/model`.
+        cells: for a fitted constant, the cells it was fitted to, as `table/system/platform/model`.
 
     Raises:
         ValueError: for an unknown origin, a negative deviation, no source, or a fit without cells.
@@ -40,13 +39,12 @@ class Declared:
         if not (isinstance(self.within, int | float) and 0 <= self.within < 10):
             raise ValueError(f"within={self.within!r}: a relative deviation of at least 0, such as 0.05")
         if (self.origin == "fitted") != bool(self.cells):
-            raise ValueError(
-                f"origin {self.origin} with cells {list(self.cells)}: fitted constants name theirs, others none"
-            )
+            rule = "fitted constants name theirs, others none"
+            raise ValueError(f"origin {self.origin} with cells {list(self.cells)}: {rule}")
 
 
 def declarations(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Declared]:
-    """The declarations of a configuration file by the name of the constant; ValueError naming a wrong one."""
+    """The declarations of a configuration file, by name of the constant; ValueError with the name of a wrong one."""
     found = {}
     for name, row in rows.items():
         try:

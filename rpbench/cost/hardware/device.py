@@ -1,10 +1,10 @@
-"""Device: the figures of one accelerator, from `conf/gpu/`, and Ssd: those of SSDs, from `conf/ssd/`.
+"""Figures of one accelerator, from `conf/gpu/`, and of SSDs, from `conf/ssd/`.
 
 Every figure has an origin, a source and an uncertainty.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from rpbench.untrusted import is_finite
 from rpbench.yaml_file import read_keys
 
 KERNELS = ("flash1", "flash2", "flash3")  # generations of fused attention; flash3: the device's best in 2025
-IN_MACHINE = {  # figures of a machine, and where a device has them
+IN_MACHINE = {  # names of figures in a machine -> in a device
     "device_memory_bytes": "memory_bytes",
     "matmul_flops_per_s": "flops_16",
     "wide_matmul_flops_per_s": "flops_16",
@@ -31,14 +31,10 @@ IN_MACHINE = {  # figures of a machine, and where a device has them
     "intra_bytes_per_s": "link_bytes_per_s",
 }
 MAKERS = ("nvidia", "geforce", "quadro", "tesla", "rtx", "amd", "radeon", "instinct", "pro", "intel", "huawei")
-EAGER = (
-    "matmul_flops_per_s",
-    "matmul_efficiency",
-    "wide_matmul_efficiency",
-    "attention_efficiency",
-    "memory_efficiency",
-)
+_EFFICIENCIES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency", "memory_efficiency")
+EAGER = ("matmul_flops_per_s", *_EFFICIENCIES)
 _NO_NUMBERS = ("name", "declared", "attention_flops_per_s", "peer_to_peer", "machine", "usual", "eager")
+_OF_SSD = ("bytes", "read_bytes_per_s", "write_bytes_per_s", "endurance_bytes")
 T = TypeVar("T")
 
 
@@ -47,18 +43,18 @@ class Device:
     """One accelerator. Peaks are dense.
 
     Args:
-        memory_bytes: as the driver shows it where that is known, else as the data sheet says.
+        memory_bytes: by the driver where that is known, else by the data sheet.
         flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported.
         sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
         attention_flops_per_s: of fused attention, forward, by generation of the kernel.
         link_bytes_per_s: to other devices of its domain, one way.
         peer_to_peer: whether devices copy to each other without the host in between.
-        machine: the machine in `conf/cluster/` that it usually stands in; None where none is shipped.
-        multiprocessors: units among which the tiles of a product are dealt.
+        machine: its usual machine in `conf/cluster/`; None: no file has it.
+        multiprocessors: units that compute the tiles of a product.
         sustained_memory: share of the memory's bandwidth that element-wise kernels reach.
-        usual: whether it is meant where several devices of a chip fit a name.
-        eager: figures of the eager kernels of the RoundPipe paper's systems where those differ, by their names in a
-            machine (`EAGER`): products may be summed in 16 bits there, at twice the rate on GeForce.
+        usual: whether it is chosen where a name fits several devices of a chip.
+        eager: figures that differ under the eager kernels of the RoundPipe paper's systems, by their names in a machine
+            (`EAGER`): products may be summed in 16 bits there, at twice the rate on GeForce.
         declared: for each number its origin; see `rpbench.cost.hardware.declared`.
 
     Raises:
@@ -85,19 +81,9 @@ class Device:
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name in _NO_NUMBERS or value is None:
-                continue
-            if not is_finite(value) or value <= 0:
-                raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a finite number above 0")
-            if each.name.startswith("sustained") and value > 1:
-                raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a share of the peak, at most 1")
-        if (
-            not isinstance(self.attention_flops_per_s, Mapping)
-            or not set(self.attention_flops_per_s) <= set(KERNELS)
-            or not self.attention_flops_per_s
-        ):
+        _check_numbers(self, "gpu", [each.name for each in fields(self) if each.name not in _NO_NUMBERS])
+        rates = self.attention_flops_per_s
+        if not isinstance(rates, Mapping) or not rates or not set(rates) <= set(KERNELS):
             raise ValueError(f"gpu.attention_flops_per_s of {self.name}: rates of {', '.join(KERNELS)}, at least one")
         for name, value in self.eager.items():
             if name not in EAGER or not is_finite(value) or value <= 0:
@@ -113,7 +99,7 @@ class Device:
         return {**found, **self.eager}
 
     def with_figures(self, given: Mapping[str, Any]) -> "Device":
-        """The device with figures that a machine gives, by their names there; None: as the device's file says."""
+        """The device with a machine's figures, by their names there; None: the device's own."""
         own, changed = self.figures(), dict[str, Any]()
         for name, field_name in IN_MACHINE.items():
             value = given.get(name)
@@ -122,25 +108,25 @@ class Device:
             if name == "attention_efficiency":
                 scale = value / own[name]
                 changed[field_name] = {kernel: rate * scale for kernel, rate in self.attention_flops_per_s.items()}
-            elif name in self.eager:  # kernels that sum in another precision: in proportion
+            elif name in self.eager:  # of kernels that sum in another precision: changed in proportion
                 changed[field_name] = getattr(self, field_name) * value / own[name]
             else:
                 changed[field_name] = value
         return replace(self, **changed) if changed else self
 
     def origins(self) -> dict[str, Any]:
-        """Where these figures are from, by the same names."""
+        """Origins of `figures`, by the same names."""
         own = {name: name if name in self.eager else each for name, each in IN_MACHINE.items()}
         return {name: self.declared[each] for name, each in own.items() if each in self.declared}
 
     def attention_rate(self, kernel: str) -> float:
-        """FLOP/s of fused attention, forward; of the nearest older generation if the device lacks this one."""
+        """FLOP/s of fused attention, forward; for a missing generation, of the one before, else of the oldest."""
         known = self.attention_flops_per_s
         older = [name for name in KERNELS[: KERNELS.index(kernel) + 1] if name in known]
         return known[older[-1]] if older else known[next(name for name in KERNELS if name in known)]
 
     def matmul_rate(self, bits: int) -> float:
-        """FLOP/s that large products reach; ValueError if the device has no units for that many bits."""
+        """FLOP/s that large products reach; ValueError if the device has no units of this precision."""
         peak = {16: self.flops_16, 8: self.flops_8, 4: self.flops_4}[bits]
         if peak is None:
             raise ValueError(f"{self.name} has no {bits}-bit matrix units; take precision=bf16")
@@ -149,11 +135,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Ssd:
-    """SSDs of a host, which share all work evenly. Reading and writing take turns.
+    """The SSDs of a host together, with evenly distributed data. They read or write, not both at a time.
 
     Args:
         bytes: capacity.
-        read_bytes_per_s, write_bytes_per_s: in long runs.
+        read_bytes_per_s, write_bytes_per_s: sustained.
         endurance_bytes: that may be written in their lifetime; None: not known.
         declared: for each number its origin; see `rpbench.cost.hardware.declared`.
 
@@ -169,31 +155,35 @@ class Ssd:
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in _OF_SSD:
-            value = getattr(self, name)
-            if value is not None and not (is_finite(value) and value > 0):
-                raise ValueError(f"ssd.{name}={value!r} of {self.name}: a finite number above 0")
+        _check_numbers(self, "ssd", _OF_SSD)
         declarations(self.declared)
 
     def seconds(self, read_bytes: float, written_bytes: float) -> float:
-        """Seconds of reading and writing so many bytes, with nothing else beside it."""
+        """Seconds to read and write so many bytes, without other traffic."""
         return read_bytes / self.read_bytes_per_s + written_bytes / self.write_bytes_per_s
 
     def days(self, written_bytes: float, seconds: float) -> float | None:
-        """Days until `endurance_bytes` are written, at `written_bytes` every `seconds`."""
+        """Days until `endurance_bytes` are written, at `written_bytes` every `seconds`; None: not known, or never."""
         if self.endurance_bytes is None or not written_bytes:
             return None
         return self.endurance_bytes / written_bytes * seconds / 86_400
 
 
-_OF_SSD = ("bytes", "read_bytes_per_s", "write_bytes_per_s", "endurance_bytes")
+def _check_numbers(own: "Device | Ssd", group: str, names: Sequence[str]) -> None:
+    for name in names:
+        if (value := getattr(own, name)) is None:
+            continue
+        if not is_finite(value) or value <= 0:
+            raise ValueError(f"{group}.{name}={value!r} of {own.name}: a finite number above 0")
+        if name.startswith("sustained") and value > 1:
+            raise ValueError(f"{group}.{name}={value!r} of {own.name}: a share of the peak, at most 1")
 
 
 def ssds_named(text: str) -> Ssd:
     """SSDs of a file in ssd/, such as `samsung_990_pro_4tb`, or several: `2x_samsung_990_pro_4tb`.
 
     Raises:
-        ValueError: for an unknown name, with the nearest, or a file of the user's own that describes none.
+        ValueError: for an unknown name, with the nearest, or a user's file that describes no SSD.
     """
     count, name = found.groups() if (found := re.fullmatch(r"([1-9]\d*) ?x[ _]?(.+)", text)) else ("1", text)
     path = file_of("ssd", name)
@@ -208,8 +198,8 @@ def device(name: str) -> Device:
     """The accelerator of a file in gpu/, by its name as people write it: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
     Raises:
-        ValueError: for a name that fits several files, with these, or none, with the nearest, or a file of the user's
-            own that describes none.
+        ValueError: for a name that fits several files, with these, or none, with the nearest, or a user's file that
+            describes no accelerator.
     """
     known = [path.stem for path in files_of("gpu")]
     fitting = [name] if name in known else [each for each in known if _fits(name, each)]
@@ -226,7 +216,7 @@ def device(name: str) -> Device:
 
 @cache
 def _of_file(path: Path, kind: type[T], group: str) -> T:
-    values = {name: _numbers(value) for name, value in read_keys(path).items()}
+    values = _numbers(read_keys(path))
     each = fields(kind)  # type: ignore[arg-type]  # a dataclass
     known = [own.name for own in each]
     for key in values:
@@ -240,7 +230,7 @@ def _of_file(path: Path, kind: type[T], group: str) -> T:
 
 
 def _fits(asked: str, name: str) -> bool:
-    """Whether a name fits the one asked for: the chip in full (an L40 is no L40S), other words by their beginning."""
+    """Whether a file's name fits the name asked for: the chip in full (an L40 is no L40S), other words by prefix."""
     chip, *others = name.split("_")
     words = [word for word in re.split(r"[^a-z0-9]+", asked.lower()) if word]
     for start in range(len(words)):
@@ -254,7 +244,7 @@ def _fits(asked: str, name: str) -> bool:
 
 
 def unknown_option(what: str, name: str, known: list[str]) -> str:
-    """The sentence for an unknown name: those that begin like it, or else the nearest."""
+    """The message for an unknown name, with the known ones that begin like it, or else the nearest."""
     same = [each for each in known if each.startswith(name.lower())]
     if not same:
         return unknown_name(what, name, known)
@@ -267,9 +257,9 @@ def names(folder: str) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping of a YAML file; numbers such as 312.0e12 are numbers."""
-    found = yaml.safe_load(path.read_text())
-    return {name: _numbers(value) for name, value in found.items()}
+    """The mapping of a YAML file; texts such as 312.0e12 become numbers."""
+    found: dict[str, Any] = _numbers(yaml.safe_load(path.read_text()))
+    return found
 
 
 def _numbers(value: Any) -> Any:

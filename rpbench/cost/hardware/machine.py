@@ -1,6 +1,6 @@
-"""Machine: hosts of devices with levels of links, the memory and SSDs of a host, and the price of an hour.
+"""Machine: one or more hosts (nodes), with their devices, links, memory, SSDs and price.
 
-A host is a machine of one node. The figures of its devices come from `conf/gpu/` where the machine names one.
+Figures of devices come from `conf/gpu/` where the machine names one.
 """
 
 import re
@@ -17,35 +17,17 @@ from rpbench.places import CONF
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
-_COUNTS = (
-    "num_devices",
-    "device_memory_bytes",
-    "reserved_memory_bytes",
-    "host_memory_bytes",
-    "devices_per_root_complex",
-    "devices_per_node",
-)
 _NO_NUMBERS = ("name", "published_name", "gpu", "ssd", "device_speeds", "measured", "collectives", "declared")
 _MAY_BE_0 = ("transfer_latency_s", "intra_latency_s", "inter_latency_s", "domain")
-_SHARES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency", "memory_efficiency")
 
-COLLECTIVE_SHARE = 0.8  # of the direct link that rings reach; as measured on the shipped machines
-COPIED_SHARE = 0.66  # the same of the nominal link to the host
-# Assumed figures of a host for those not given, one way where it is a link: value, origin.
-_USUAL: Mapping[str, tuple[float, Mapping[str, Any]]] = {
-    "host_to_device_bytes_per_s": (32.0e9, {"origin": "assumed", "within": 0.3, "source": "PCIe 4.0 x16, nominal"}),
-    "host_bytes_per_s": (
-        150.0e9,
-        {"origin": "assumed", "within": 0.5, "source": "two sockets with eight channels of DDR4 each, under copies"},
-    ),
-    "inter_bytes_per_s": (
-        25.0e9,
-        {"origin": "assumed", "within": 0.5, "source": "one 200 Gb/s card for each device"},
-    ),
-    "reserved_memory_bytes": (
-        1_000_000_000,
-        {"origin": "assumed", "within": 0.5, "source": "context and libraries of one process"},
-    ),
+COLLECTIVE_SHARE = 0.8  # of a direct link's bandwidth, reached by rings on the shipped machines
+COPIED_SHARE = 0.66  # of the nominal link to the host, reached by copies there
+# Assumed figures of a host for those not given, one way where it is a link: value, relative deviation, source.
+_USUAL: Mapping[str, tuple[float, float, str]] = {
+    "host_to_device_bytes_per_s": (32.0e9, 0.3, "PCIe 4.0 x16, nominal"),
+    "host_bytes_per_s": (150.0e9, 0.5, "two sockets with eight channels of DDR4 each, under copies"),
+    "inter_bytes_per_s": (25.0e9, 0.5, "one 200 Gb/s card for each device"),
+    "reserved_memory_bytes": (1_000_000_000, 0.5, "context and libraries of one process"),
 }
 
 
@@ -55,42 +37,41 @@ class Machine:
 
     Args:
         name: as in `conf/cluster/`.
-        gpu: its devices; None where only figures are known, as of a calibrated machine.
-        num_devices: accelerators of all nodes; None for as many as a run asks for.
+        gpu: kind of its devices; None where only figures are known, as of a calibrated machine.
+        num_devices: of all nodes; None: as many as a run asks for.
         devices_per_node: of one host; None: all.
-        domain: devices that the fast links join; 0 for those of a node.
+        domain: devices joined by the fast links; 0: those of a node.
         device_memory_bytes: memory of one device.
         matmul_flops_per_s: peak rate of one device in the precision of the workload.
         host_to_device_bytes_per_s: one way, one device alone on its link; nominal where `copy_bytes_per_s` is known.
         device_to_host_bytes_per_s: the other way; None: as fast.
-        intra_bytes_per_s: between two devices of a domain, one way; None: only through the host, as fast as to it.
+        intra_bytes_per_s: between two devices of a domain, one way; None: through the host, as fast as to it.
         inter_bytes_per_s: a device's part of its node's network cards, one way.
         intra_latency_s, inter_latency_s: of one hop of a collective.
         transfer_latency_s: from the start of a transfer to its first byte.
-        devices_per_root_complex: neighbours that share one; None: each has its own.
+        devices_per_root_complex: neighbours that share a PCIe root complex; None: each has its own.
         root_complex_bytes_per_s: of all its devices together, one way; None: without limit.
         host_memory_bytes_per_s: of all devices together, both ways; None: `host_bytes_per_s`.
         price_usd_per_hour: rent of the whole machine.
-        device_speeds: of devices that differ, as multiples of the device that costs were measured on; None where all
-            are equal. They divide the time of work, not that of transfers.
-        published_name: the machine's name in `analysis/published/`, None for one without published numbers.
+        device_speeds: of devices that differ, over that of the device on which costs were measured; None: all are
+            equal. They divide the time of work, not that of transfers.
+        published_name: the machine's name in `analysis/published/`; None: without published numbers.
         reserved_memory_bytes: of a device's memory, for contexts and libraries of a process.
         wide_matmul_flops_per_s: peak where products are summed in fp32; lower than the other on consumer devices.
         matmul_efficiency, wide_matmul_efficiency, attention_efficiency, memory_efficiency: shares of the peaks that
             large products (of either kind), fused attention and element-wise kernels reach.
         memory_bytes_per_s: of a device's own memory, read and write together.
-        copy_bytes_per_s: one way between a device and pinned host memory, as achieved by one device.
-        collective_bytes_per_s: sent by each device in a ring collective inside a domain ("bus bandwidth"), as
-            achieved; None: a share of the links, which a framework's file gives.
+        copy_bytes_per_s: reached by one device from or to pinned host memory, one way.
+        collective_bytes_per_s: reached by each device in a ring collective inside a domain ("bus bandwidth"); None: a
+            share of the links, which a framework's file gives.
         host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
         host_memory_bytes: memory of a host.
-        ssd: the SSDs of a host; None for one without any that training may use.
+        ssd: the SSDs of a host; None: training may use none.
         launch_s: time of a layer on its device beside its operators: interpreter and launches.
-        measured: constants of `cost=analytic` on this machine, which come before the general ones; see
-            `rpbench.cost.hardware.measured`. Empty where the machine was not calibrated (`python -m rpbench
-            calibrate`).
-        collectives: of several ranks of a host, as measured by `python -m rpbench calibrate ranks=N`; see
-            `rpbench.cost.hardware.collective_rates`. They come before the links.
+        measured: constants of `cost=analytic` that replace the general ones (`rpbench.cost.hardware.measured`); empty
+            where the machine was not calibrated (`python -m rpbench calibrate`).
+        collectives: rates that replace those of links (`rpbench.cost.hardware.collective_rates`), measured over several
+            ranks of a host by `python -m rpbench calibrate ranks=N`.
         declared: for each number its origin; see `rpbench.cost.hardware.declared`.
 
     Raises:
@@ -150,27 +131,14 @@ class Machine:
         if not isinstance(self.published_name, str | None):
             raise ValueError(f"cluster.published_name={self.published_name!r:.80}: a paper's word for it, or null")
         self._check_mappings()
-        for name in _SHARES:
-            if (getattr(self, name) or 0) > 1:
+        for name in NUMBERS:
+            if name.endswith("efficiency") and (getattr(self, name) or 0) > 1:
                 raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
-        if self.device_speeds is not None:
-            object.__setattr__(self, "device_speeds", _checked_speeds(self.device_speeds))
-        self._check_nodes()
-
-    def _check_mappings(self) -> None:
-        for name in ("measured", "collectives", "declared"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ValueError(
-                    f"cluster.{name}={getattr(self, name)!r:.80}: keys with values, or {{}} if there are none"
-                )
-        for name, value in self.measured.items():
-            if name not in MEASURED:
-                raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")
-            if not (is_finite(value) and value >= 0):
-                raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
-        collective_rates(self.collectives)
-
-    def _check_nodes(self) -> None:
+        if (speeds := self.device_speeds) is not None:
+            if not (isinstance(speeds, list | tuple) and speeds and all(is_finite(v) and v > 0 for v in speeds)):
+                rule = "a list of finite numbers above 0, such as [1,1,0.5]; or null"
+                raise ValueError(f"cluster.device_speeds={speeds!r}: {rule}")
+            object.__setattr__(self, "device_speeds", tuple(speeds))
         each, count = self.devices_per_node, self.num_devices
         if each is not None and count is not None and count > each and count % each:
             nearest = count - count % each
@@ -178,9 +146,20 @@ class Machine:
         if self.domain and each is not None and self.domain % each and self.num_nodes > 1:
             raise ValueError(f"cluster.domain={self.domain}: whole nodes of {each} devices, or 0 for one node")
 
+    def _check_mappings(self) -> None:
+        for name in ("measured", "collectives", "declared"):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise ValueError(f"cluster.{name}={value!r:.80}: keys with values, or {{}} if there are none")
+        for name, value in self.measured.items():
+            if name not in MEASURED:
+                raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")
+            if not (is_finite(value) and value >= 0):
+                raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
+        collective_rates(self.collectives)
+
     @property
     def size(self) -> int:
-        """All devices; 1 where the machine does not say how many."""
+        """Devices of all nodes; 1 where `num_devices` is None."""
         return self.num_devices or 1
 
     @property
@@ -195,26 +174,26 @@ class Machine:
 
     @property
     def num_apart(self) -> int:
-        """Hosts that links tell apart: those joined by links no slower than a host's own are one."""
+        """Hosts, but 1 if links between hosts are as fast as those inside."""
         inside = self.intra_bytes_per_s or (self.gpu and self.gpu.link_bytes_per_s)
         return 1 if inside and (self.inter_bytes_per_s or 0) >= inside else self.num_nodes
 
     @property
     def domain_devices(self) -> int:
-        """Devices that the fast links join."""
+        """Devices joined by the fast links."""
         return min(self.domain or self.node_devices, self.size)
 
     def with_devices(self, num_devices: int) -> "Machine":
-        """As many whole nodes as that many devices need, or a part of one; rent goes with the devices.
+        """The machine with so many devices: whole nodes, or a part of one; the price changes in proportion.
 
-        Of devices that differ in speed it is the fastest, in the order that they stand in.
+        Of devices that differ in speed, the fastest are taken, in their order.
 
         Raises:
             ValueError: if the devices do not fill nodes.
         """
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: at least 1")
-        whole = num_devices <= (self.devices_per_node or num_devices)  # a host, or a part of one
+        alone = num_devices <= (self.devices_per_node or num_devices)  # a host, or a part of one
         price, size = self.price_usd_per_hour, self.num_devices
         if price is not None and size is not None:
             price = price * num_devices / size
@@ -222,51 +201,42 @@ class Machine:
         if speeds is not None and num_devices < len(speeds):
             fastest = sorted(enumerate(speeds), key=lambda pair: -pair[1])[:num_devices]
             speeds = tuple(speed for _, speed in sorted(fastest))
-        return replace(
-            self,
-            num_devices=num_devices,
-            domain=0 if whole else self.domain,
-            price_usd_per_hour=price,
-            device_speeds=speeds,
-        )
+        domain = 0 if alone else self.domain
+        return replace(self, num_devices=num_devices, domain=domain, price_usd_per_hour=price, device_speeds=speeds)
 
     @cached_property
     def device(self) -> Device:
-        """One of its devices; of a calibrated machine, with the rates achieved.
+        """One of its devices; of a machine without `gpu`, with the rates that were measured.
 
-        Devices that share their host's memory have equal parts of it.
+        Without a memory of its own, a device has an equal part of its host's.
 
         Raises:
-            ValueError: if neither their kind nor their figures are known; then with the way out.
+            ValueError: if neither the kind of device nor its figures are known, with the way out.
         """
         if self.gpu is not None:
             return self.gpu.with_figures({name: getattr(self, name) for name in IN_MACHINE})
         shared = (self.host_memory_bytes or 0) // (self.num_devices or 1)
+        own = {
+            "matmul_flops_per_s": "flops_16",
+            "memory_bytes_per_s": "memory_bytes_per_s",
+            "copy_bytes_per_s": "link_bytes_per_s",
+        }
+        figures: dict[str, Any] = {in_device: self.known(name) for name, in_device in own.items()}
         return Device(
             name=f"device of {self.name}",
-            flops_16=self.known("matmul_flops_per_s"),
+            **figures,
             memory_bytes=self.device_memory_bytes or shared or 1,
-            memory_bytes_per_s=self.known("memory_bytes_per_s"),
-            link_bytes_per_s=self.known("copy_bytes_per_s"),
             multiprocessors=1,
             sustained_16=self.known("matmul_efficiency"),
             attention_flops_per_s={
                 "flash2": self.known("wide_matmul_flops_per_s") * self.known("attention_efficiency")
             },
             sustained_memory=self.known("memory_efficiency"),
-            declared={
-                own: self.declared[name]
-                for name, own in (
-                    ("matmul_flops_per_s", "flops_16"),
-                    ("memory_bytes_per_s", "memory_bytes_per_s"),
-                    ("copy_bytes_per_s", "link_bytes_per_s"),
-                )
-                if name in self.declared
-            },
+            declared={in_device: self.declared[name] for name, in_device in own.items() if name in self.declared},
         )
 
     def known(self, name: str) -> float:
-        """A figure that an answer needs; ValueError with the way out if it is not known."""
+        """A figure; ValueError with the way out if it is not known."""
         found: float | None = getattr(self, name)
         if found is None:
             raise ValueError(
@@ -277,17 +247,17 @@ class Machine:
 
     @cached_property
     def rates(self) -> Mapping[str, CollectiveRate]:
-        """The collectives that were measured, by name."""
+        """Measured rates of collectives, by name."""
         return collective_rates(self.collectives)
 
     @property
     def ring_bytes_per_s(self) -> float | None:
-        """Rate of collectives inside a domain, measured or given; None: a share of the links."""
+        """Bandwidth of collectives inside a domain, measured or given; None: a share of the links."""
         return self.rates["all_gather"].bytes_per_s if self.rates else self.collective_bytes_per_s
 
     @property
     def hop_latency_s(self) -> float:
-        """Of one hop of a collective inside a domain."""
+        """Seconds of one hop of a collective inside a domain."""
         if not self.rates:
             return self.intra_latency_s
         gather = self.rates["all_gather"]
@@ -295,55 +265,46 @@ class Machine:
 
     @property
     def usable_memory_bytes(self) -> int | None:
-        """Bytes that a plan may fill of one device: less those reserved; None without limit.
-
-        Below 0 where a device has less than these take: then nothing fits.
-        """
+        """Memory of one device less the reserved bytes, below 0 if these are more; None: no limit."""
         if self.device_memory_bytes is None:
             return None
         return self.device_memory_bytes - (self.reserved_memory_bytes or 0)
 
     def link_bytes_per_s(self, lane: str) -> float | None:
-        """The pace of one device's link alone, by lane (h2d, d2h or net); None without limit."""
+        """Bandwidth of one device's link on a lane (h2d, d2h or net); None: no limit."""
         other = {"d2h": self.device_to_host_bytes_per_s, "net": self.intra_bytes_per_s}
         return other.get(lane) or self.copy_bytes_per_s or self.host_to_device_bytes_per_s
 
     @property
     def shared_host_bytes_per_s(self) -> float | None:
-        """The host memory's rate for all devices and the host's optimizer together; None without limit."""
+        """Bandwidth of the host's memory for all devices and its optimizer together; None: no limit."""
         return self.host_memory_bytes_per_s or self.host_bytes_per_s
 
     @property
     def shares_links(self) -> bool:
-        """Whether transfers of different devices slow each other down."""
+        """Whether transfers of different devices share a bandwidth."""
         complexes = self.devices_per_root_complex is not None and self.root_complex_bytes_per_s is not None
         return complexes or self.shared_host_bytes_per_s is not None or self.ssd is not None
 
     def speeds_of(self, num_devices: int) -> tuple[float, ...]:
-        """The speed of each device of a run, empty where all are equal; ValueError if not as many as devices."""
-        if self.device_speeds is None:
-            return ()
-        if len(self.device_speeds) != num_devices:
+        """The speed of each device of a run, empty if all are equal; ValueError for another number of devices."""
+        speeds = self.device_speeds
+        if speeds is not None and len(speeds) != num_devices:
+            way_out = "give one for each, or null if all are equal"
             raise ValueError(
-                f"cluster.device_speeds has {len(self.device_speeds)} numbers, the run {num_devices} devices: give one "
-                "for each, or null if all are equal"
+                f"cluster.device_speeds has {len(speeds)} numbers, the run {num_devices} devices: {way_out}"
             )
-        return () if set(self.device_speeds) == {1} else self.device_speeds
+        return () if speeds is None or set(speeds) == {1} else speeds
 
 
-# Fields that hold one number above 0.
+_COUNTS = tuple(each.name for each in fields(Machine) if each.type == int | None)
+# Fields with one number above 0.
 NUMBERS = tuple(each.name for each in fields(Machine) if each.name not in (*_NO_NUMBERS, *_MAY_BE_0))
 OLD_NAMES = {"device_to_device_bytes_per_s": "intra_bytes_per_s", "nodes": "num_devices"}
 
 
-def _checked_speeds(speeds: object) -> tuple[float, ...]:
-    if isinstance(speeds, list | tuple) and speeds and all(is_finite(v) and v > 0 for v in speeds):
-        return tuple(speeds)
-    raise ValueError(f"cluster.device_speeds={speeds!r}: a list of finite numbers above 0, such as [1,1,0.5]; or null")
-
-
 def machine_of(values: Mapping[str, Any]) -> Machine:
-    """The machine of a file's keys; missing values come from its devices' file, then from what is usual.
+    """The machine of a file's keys; missing values come from its devices' file, then from `_USUAL`.
 
     Raises:
         ValueError: for an unknown key or device, with the nearest, or a number that cannot be.
@@ -357,29 +318,28 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
     given = {key: value for key, value in values.items() if value is not None}
     if "ssd" in given:
         given["ssd"] = ssds_named(str(given["ssd"]))
-    plain = Machine(**given | {"gpu": None})  # values are checked before others follow from them
+    plain = Machine(**given | {"gpu": None})  # checks the given values before others are derived
     if "gpu" not in given:
         return plain
     own = device(str(given["gpu"]))
-    found: dict[str, Any] = {name: value for name, (value, _) in _USUAL.items()}
-    origins: dict[str, Any] = {name: row for name, (_, row) in _USUAL.items()}
-    found |= own.figures() | given | {"gpu": own}
+    usual = dict(_USUAL)
+    found: dict[str, Any] = {name: row[0] for name, row in usual.items()} | own.figures() | given | {"gpu": own}
     if "copy_bytes_per_s" not in given:
         found["copy_bytes_per_s"] = COPIED_SHARE * found["host_to_device_bytes_per_s"]
-        source = f"{COPIED_SHARE} of the nominal link"
-        origins["copy_bytes_per_s"] = {"origin": "assumed", "within": 0.2, "source": source}
+        usual["copy_bytes_per_s"] = (0, 0.2, f"{COPIED_SHARE} of the nominal link")
+    origins: dict[str, Any] = {
+        name: {"origin": "assumed", "within": within, "source": source} for name, (_, within, source) in usual.items()
+    }
     origins |= own.origins() | dict(given.get("declared", {}))
     figures = found.keys() | plain.measured.keys()
     return Machine(**{**found, "declared": {name: row for name, row in origins.items() if name in figures}})
 
 
 def devices_named(text: str) -> dict[str, Any] | None:
-    """The keys of a machine from a text such as `4x_l40s`: devices of a kind in the machine where they usually stand.
-
-    None for a text of another form.
+    """The keys of a machine from a text such as `4x_l40s`: devices in their usual machine. None for other texts.
 
     Raises:
-        ValueError: for a kind that is not known, or devices that do not fill nodes.
+        ValueError: for a kind of device that is not known.
     """
     found = re.fullmatch(r"([1-9]\d*) ?x[ _]?(.+)", text)
     if found is None:
@@ -393,7 +353,7 @@ def devices_named(text: str) -> dict[str, Any] | None:
 
 @cache
 def machine(name: str) -> Machine:
-    """The machine of `conf/cluster/<name>.yaml`, or such as `4x_l40s`; ValueError with the nearest if unknown."""
+    """The machine of `conf/cluster/<name>.yaml`, or of a text such as `4x_l40s`; ValueError for another name."""
     known = names("cluster")
     keys = read(CONF / "cluster" / f"{name}.yaml") if name in known else devices_named(name)
     if keys is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rpbench.cost.charges import CHARGES
-from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, saved_state
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.schedule import Schedule
 from rpbench.plan.contest.contender import Contender, Setting
@@ -148,8 +148,7 @@ def _bytes_of(key: Crossing, size: LayerSize, sizes: ModelBytes, terms: Terms) -
     """Bytes of a layer; as `rpbench.cost.transfers.TransferTimes.bytes_of`."""
     found = float(CHARGES[key.object].bytes_of(size, sizes))
     if key.lane == "host":
-        saved = saved_state(size)
-        return (found + saved) / OPTIMIZER_BYTES * terms.optimizer.on_host - 2 * saved
+        return terms.optimizer.host_bytes(found, saved_state(size))
     if key.object == "G" and key.lane == "net":
         return found * sizes.reduced_bytes / BYTES_PER_VALUE
     return found
