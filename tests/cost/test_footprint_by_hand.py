@@ -15,6 +15,8 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
+from rpbench.sim.graph import build_graph
+from rpbench.sim.memory import peak_in_flight
 from rpbench.workload.architecture import Architecture
 
 NOTHING = LayerSize(0, 0, 0)
@@ -49,13 +51,18 @@ def built(name, ranks, stages, microbatches=8):
     return order.with_partition(symmetric((8 // stages,) * stages))
 
 
-def replayed(order, device, of_stage, of_logits, sizes=SIZES):
-    """The most bytes a device holds: all of a microbatch from F on; B lets all go, I a part and W the rest."""
+def replayed(order, device, of_stage, of_logits, sizes=SIZES, of_inputs=None):
+    """The most bytes a device holds: all of a microbatch from F on; B lets all go, I a part and W the rest.
+
+    `of_inputs`: of the layers of each stage that run again. B or I lets them go, for then all that W needs is there.
+    """
     held = most = 0.0
     last = order.shape.num_stages - 1
     for action in (part for each in order.compute(device) for part in each.sub or (each,)):
         size, logits = of_stage[action.stage], of_logits * (action.stage == last)
         count = sizes.each[action.microbatch % len(sizes.each)] if sizes.each else 1
+        if of_inputs:
+            held += of_inputs[action.stage] * ((action.kind is Kind.F) - (action.kind in (Kind.B, Kind.I)))
         kept = sizes.until_weights * size + sizes.logits_until_weights * logits
         if action.kind is Kind.F:
             held += (size + logits) * count
@@ -84,19 +91,34 @@ def test_activations_that_stay_are_those_of_a_replay(name, ranks, stages, each):
 def test_where_some_layers_stay_their_stages_keep_an_input_for_the_others(name, ranks, stages):
     """Of what runs again there is one stage at a time; logits stay with the last stage's activations."""
     order, each = built(name, ranks, stages), len(LAYERS) // stages
+    sizes = replace(SIZES, layers=tuple(layer._replace(inputs=10) for layer in LAYERS))
     keeps = [1, *[0] * (stages - 2), each]  # of the first stage the last layer, of the last stage all
     of_layers = np.array_split([layer.activations for layer in LAYERS], stages)
     of_stage = [int(sum(part[: each - stays])) for part, stays in zip(of_layers, keeps, strict=True)]  # made again
-    kept = [
-        sum(part[each - stays :]) + SIZES.boundary * (stays < each)
-        for part, stays in zip(of_layers, keeps, strict=True)
-    ]
-    found = classes_of(order, SIZES, [0] * ranks, keeps)
+    kept = [int(sum(part[each - stays :])) for part, stays in zip(of_layers, keeps, strict=True)]
+    inputs = [10 * (each - stays) for stays in keeps]
+    found = classes_of(order, sizes, [0] * ranks, keeps)
     for device in range(ranks):
         here = {part.stage for each in order.compute(device) for part in each.sub or (each,)}
-        assert found[device]["activations"] == pytest.approx(replayed(order, device, kept, 400), abs=1)
-        again = max(of_stage[stage] for stage in here)
+        assert found[device]["activations"] == pytest.approx(
+            replayed(order, device, kept, 400, of_inputs=inputs), abs=1
+        )
+        again = max(min(of_stage[stage], LAYERS[-1].activations) for stage in here)
         assert found[device].get("recomputed activations", 0) == again
+
+
+@pytest.mark.parametrize("name, ranks, stages", ORDERS)
+@pytest.mark.parametrize("inputs", [0, 10])
+def test_a_device_that_keeps_nothing_holds_as_much_whatever_others_keep(name, ranks, stages, inputs):
+    order, cut = built(name, ranks, stages), np.full((1, stages), len(LAYERS) // stages)
+    sizes = replace(SIZES, layers=tuple(layer._replace(inputs=inputs) for layer in LAYERS))
+    footprint = Footprint(order, sizes, peak_in_flight(build_graph(order)))
+    plain = footprint.peaks(cut, cut, 0 * cut)
+    here = [{part.stage for each in order.compute(device) for part in each.sub or (each,)} for device in range(ranks)]
+    for stage in range(stages - 1):  # beside the last stage's activations there are its logits
+        some = footprint.peaks(cut, cut, cut * (np.arange(stages) == stage))
+        others = [device for device in range(ranks) if stage not in here[device]]
+        assert some[0, others].tolist() == plain[0, others].tolist()
 
 
 @pytest.mark.parametrize("name, ranks, stages", [order for order in ORDERS if order[0].startswith("zb")])

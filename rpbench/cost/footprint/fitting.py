@@ -56,35 +56,38 @@ def undominated(levels: Ints) -> Ints:
     return np.array(kept)
 
 
-def levels_of(
-    analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0, of_logits: float | None = None
-) -> list[Ints]:
-    """Microbatches in flight of each stage at the peaks, for each device, (moments, stages).
+def levels_of(analysis: Analysis, each: Sequence[float] = (), parts: Sequence[float] = (1.0,)) -> list[Ints]:
+    """Microbatches in flight of each stage at the peaks, for each device, (moments, columns).
 
-    A microbatch counts `each` (1 if empty, or if activations move), and its fraction `until_weights` between I and W.
-    With `of_logits`, one more column counts logits, and that fraction of them between I and W.
+    A microbatch counts `each` (1 if empty, or if activations move), and between I and W a part of that.
+
+    Args:
+        parts: between I and W, of activations, of logits and of stage inputs. The first has a column for each stage;
+            the second, if given, one more; the third, if given, one more for each stage.
     """
     schedule = analysis.schedule
-    if moves_activations(schedule):
-        found = [np.array(sorted(levels), np.int64) for levels in analysis.resident_levels]
-        return found if of_logits is None else [np.hstack([levels, levels[:, -1:]]) for levels in found]
     stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
-    parts = (until_weights,) if of_logits is None else (until_weights, of_logits)
+    columns = [*range(stages), stages - 1, *range(stages)][: sum(_widths(stages, parts))]
+    if moves_activations(schedule):
+        return [np.array(sorted(levels), np.int64)[:, columns] for levels in analysis.resident_levels]
     rows = [columns_of(schedule.compute(device), each) for device in devices]
     keys = [tuple(column.tobytes() for column in row) for row in rows]
-    known = {key: _moments(row, stages, parts) for key, row in dict(zip(keys, rows, strict=True)).items()}
+    known = {key: _moments(row, columns, stages, parts) for key, row in dict(zip(keys, rows, strict=True)).items()}
     return [known[key] for key in keys]  # computed once for devices with equal rows
 
 
-def _moments(row: tuple[Ints, Ints, Any], num_stages: int, parts: Sequence[float]) -> Ints:
-    """Microbatches in flight of each stage at the peaks, (moments, stages), for the `columns_of` a row."""
+def _widths(num_stages: int, parts: Sequence[float]) -> tuple[int, ...]:
+    return (num_stages, 1, num_stages)[: len(parts)]
+
+
+def _moments(row: tuple[Ints, Ints, Any], columns: Sequence[int], num_stages: int, parts: Sequence[float]) -> Ints:
+    """Microbatches in flight of the stage of each column at the peaks, (moments, columns); `row` as of `columns_of`."""
     kind, stage, counts = row
-    columns = [*range(num_stages), num_stages - 1][: num_stages + len(parts) - 1]
     begins, ends = kind == Kind.F, (kind == Kind.B) | (kind == Kind.W)
     change: Any = _changes(begins.astype(np.int64) - ends, stage, num_stages, counts)[:, columns]
     if min(parts) < 1:
         halves = _changes((kind == Kind.I).astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
-        change = change - (1 - np.repeat(parts, (num_stages, 1)[: len(parts)])) * halves[:, columns]
+        change = change - (1 - np.repeat(parts, _widths(num_stages, parts))) * halves[:, columns]
     return undominated(np.cumsum(change, axis=0)[begins])  # every peak is at a forward
 
 

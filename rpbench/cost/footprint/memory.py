@@ -166,7 +166,7 @@ class Footprint:
 
     def moments(self) -> list[Ints]:
         """Microbatches in flight of each stage at the peaks, for each device, (moments, stages)."""
-        return levels_of(self._analysis, (), self._sizes.until_weights)
+        return levels_of(self._analysis, (), (self._sizes.until_weights,))
 
     def between_halves(self) -> list[Any]:
         """Microbatches between I and W at the peaks, counted by the fraction that W frees; empty without halves."""
@@ -247,9 +247,11 @@ class Footprint:
         The head saves its logits if a layer of its stage saves activations, or with `everything`; else it runs just
         before its backward. Without layers on its stage it saves its input, and saves logits if that takes less.
         """
+        in_halves = self._between_halves is not None  # then inputs of recomputed layers are freed apart
         if not self._in_flight_by_stage:
             sizes = self._sizes
-            levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
+            parts = sizes.until_weights, sizes.logits_until_weights, *([float(not sizes.by_layer)] if in_halves else ())
+            levels = levels_of(self._analysis, sizes.each, parts)
             self._in_flight_by_stage.append(Moments([own / self._segments for own in levels]))
         ends = np.cumsum(layers, axis=1)
         _, _, _, kept, inputs = self._running[:, ends] - self._running[:, ends - keeps]
@@ -261,11 +263,12 @@ class Footprint:
         with_input[:, -1:] |= alone
         every, some = (keeps == layers).all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True) | everything
         saved = np.maximum(again.inputs, self._sizes.boundary) * with_input
-        each = np.concatenate([kept + saved, self._sizes.logits * with_logits], axis=1)
+        logits = self._sizes.logits * with_logits
+        each = np.concatenate([kept, logits, saved] if in_halves else [kept + saved, logits], axis=1)
         peaks = self._in_flight_by_stage[0].peaks(each)
         found = self._recomputing(np.zeros((len(layers), 1), np.int64), again)
         if alone.any() and not everything:
-            each[:, -1:] = 0
+            each[:, kept.shape[1]] = 0
             waits = self._in_flight_by_stage[0].peaks(each)
             less = alone & (waits + found["logits"] < peaks)
             peaks, with_logits = np.where(less, waits, peaks), with_logits & ~less
@@ -321,7 +324,7 @@ class Footprint:
             found["activations between halves"] = waiting.astype(np.int64)
         if self._sizes.by_layer:
             if not self._inputs:  # I frees inputs
-                self._inputs.append(Moments(levels_of(self._analysis, self._sizes.each, 0.0)))
+                self._inputs.append(Moments(levels_of(self._analysis, self._sizes.each, (0.0,))))
             found["kept stage inputs"] = self._inputs[0].peaks(np.maximum(stages.inputs, self._sizes.boundary))
             one = np.minimum(stages.activations, self._most_activations)
             found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
