@@ -1,5 +1,6 @@
 """Memory: Korthikanti's formulas and models, states by what is shared, activations in flight by the order itself."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -14,6 +15,7 @@ from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import bytes_of_ranks, fitted, fullest
+from rpbench.mesh.plan_search.search import memory_and_terms
 from rpbench.mesh.software import declared_software
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, architecture
@@ -197,3 +199,13 @@ def test_as_few_layers_are_recomputed_as_the_memory_allows(mesh, schedule, chunk
         assert bool(fullest(found).lacks) == (part < 0)
         more = sorted({*range(layers)} - {*found.kept}) if some else ()
         assert all(fullest(replace(found, kept=tuple(sorted({*found.kept, layer})))).lacks for layer in more)
+
+
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)])
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.1])
+def test_where_everything_recomputed_fits_as_little_recomputed_as_fits_does_too(schedule, chunks, part):
+    """Some stages keep some layers there, and the others hold what they hold where all is recomputed."""
+    found = jobs.job(Mesh(tensor=2, pipeline=4), schedule=schedule, chunks=chunks, num_microbatches=16)
+    least, most = (memory_and_terms(replace(found, recompute=word))[1].needed for word in ("full", "none"))
+    on = replace(found.machine, device_memory_bytes=math.ceil(least + part * (most - least)))
+    assert not memory_and_terms(replace(found, recompute="fitting", machine=on))[1].lacks

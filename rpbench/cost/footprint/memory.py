@@ -247,10 +247,10 @@ class Footprint:
         The head saves its logits if a layer of its stage saves activations, or with `everything`; else it runs just
         before its backward. Without layers on its stage it saves its input, and saves logits if that takes less.
         """
-        in_halves = self._between_halves is not None  # then inputs of recomputed layers are freed apart
+        in_halves = self._between_halves is not None  # then I frees the inputs of recomputed layers
         if not self._in_flight_by_stage:
             sizes = self._sizes
-            parts = sizes.until_weights, sizes.logits_until_weights, *([float(not sizes.by_layer)] if in_halves else ())
+            parts = sizes.until_weights, sizes.logits_until_weights, *((0.0,) if in_halves else ())
             levels = levels_of(self._analysis, sizes.each, parts)
             self._in_flight_by_stage.append(Moments([own / self._segments for own in levels]))
         ends = np.cumsum(layers, axis=1)
@@ -264,7 +264,9 @@ class Footprint:
         every, some = (keeps == layers).all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True) | everything
         saved = np.maximum(again.inputs, self._sizes.boundary) * with_input
         logits = self._sizes.logits * with_logits
-        each = np.concatenate([kept, logits, saved] if in_halves else [kept + saved, logits], axis=1)
+        apart = in_halves and self._sizes.by_layer
+        held = [kept, logits, saved] if apart else [kept + saved, logits, *([0 * saved] if in_halves else ())]
+        each = np.concatenate(held, axis=1)
         peaks = self._in_flight_by_stage[0].peaks(each)
         found = self._recomputing(np.zeros((len(layers), 1), np.int64), again)
         if alone.any() and not everything:
