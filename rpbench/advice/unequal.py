@@ -6,6 +6,7 @@ real lengths (`rpbench.commands.advising.advise_around`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import ceil
 
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.hardware.basis import Basis
@@ -34,8 +35,8 @@ class UnequalTerms(Terms):
 
 
 def dealt(lengths: Sequence[int], sequences: float) -> list[tuple[int, ...]]:
-    """The lengths of the sequences in every microbatch of so many sequences."""
-    size = round(sequences)
+    """The lengths of the sequences in every microbatch of so many sequences; those that are cut are whole."""
+    size = ceil(sequences)
     return [tuple(lengths[first : first + size]) for first in range(0, len(lengths), size)]
 
 
@@ -52,18 +53,19 @@ def with_lengths(terms: Terms, basis: Basis, lengths: Sequence[int]) -> UnequalT
     """
     kernels = usual_software(terms.cluster.measured)
 
-    def setting(own: Sequence[int]) -> Setting:
+    def setting(own: Sequence[int], part: float) -> Setting:
         model = replace(terms.model, seq_len=weighted(own))
-        return pipeline_setting(model, terms.cluster, terms.num_devices, kernels, sum(own), basis)
+        return pipeline_setting(model, terms.cluster, terms.num_devices, kernels, part * sum(own), basis)
 
     def timed(sequences: float) -> LayerTimes:
-        each = dealt(lengths, sequences)
-        known = {own: times_of(setting(own)) for own in dict.fromkeys(each)}
+        each, part = dealt(lengths, sequences), sequences / ceil(sequences)
+        known = {own: times_of(setting(own, part)) for own in dict.fromkeys(each)}
         return mean_times([known[own] for own in each])
 
     def sized(sequences: float) -> ModelBytes:
         largest = max(dealt(lengths, sequences), key=sum)
-        return sizes_of(setting(largest), sum(largest))
+        part = sequences / ceil(sequences)
+        return sizes_of(setting(largest, part), round(part * sum(largest)))
 
     given = {each.name: getattr(terms, each.name) for each in fields(terms) if not each.name.startswith("_")}
     return UnequalTerms(**(given | {"timed": timed, "sized": sized}), lengths=tuple(lengths))

@@ -16,13 +16,13 @@ LENGTHS = (512, 64, 64, 64, 300, 20, 512, 8)
 def test_rows_are_plain_runs_with_these_lengths(rpbench, tmp_path):
     file = tmp_path / "own lengths.txt"
     file.write_text("\n".join(map(str, LENGTHS)))
-    names = "schedules=1f1b,zb_v,roundpipe"
+    names = "schedules=1f1b,zb_v,roundpipe,seq1f1b"
     answer = advise_on([*WORDS, names, f"lengths={file}"], people := io.StringIO())
     assert answer["tokens_per_step"] == sum(LENGTHS) == 1544
     assert "8 sequences of 8 to 512 tokens, 1,544 a step" in " ".join(people.getvalue().split())
     assert any("mean cost" in note for note in answer["notes"])
     rows = [*answer["ranking"], *answer["ranking_late"]]
-    assert {row["schedule"] for row in rows} >= {"1f1b", "zb_v", "roundpipe"}
+    assert {row["schedule"] for row in rows} >= {"1f1b", "zb_v", "roundpipe", "seq1f1b"}
     for row in rows:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
         assert (status, record["status"]) == (0, "ok")
@@ -33,8 +33,9 @@ def test_rows_are_plain_runs_with_these_lengths(rpbench, tmp_path):
     assert paces == sorted(paces, reverse=True)
 
 
-def test_lengths_that_are_all_alike_change_nothing():
-    words = [*WORDS, "schedules=1f1b", "sequences_per_step=16"]
+@pytest.mark.parametrize("schedule", ["1f1b", "seq1f1b"])
+def test_lengths_that_are_all_alike_change_nothing(schedule):
+    words = [*WORDS, f"schedules={schedule}", "sequences_per_step=16"]
     alike, plain = (advise_on([*words, *more], io.StringIO()) for more in ([f"lengths=[{','.join(['512'] * 16)}]"], []))
     assert alike["ranking"][0] == plain["ranking"][0]
 
