@@ -290,6 +290,7 @@ class Share:
     def _finished(self, number: int) -> Any:
         search = self.searches[number]
         try:
+            search.settle()
             plan = search.plan()
             plan = replace(plan, least_bytes=max(plan.least_bytes, self._least.get(number, 0)))
             search.keep_one_frame()

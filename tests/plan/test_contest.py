@@ -397,6 +397,19 @@ def test_when_time_is_over_a_descent_sketches_nothing_more(monkeypatch):
     assert asked == []
 
 
+def test_a_plan_cut_short_by_time_has_the_pace_of_all_steps():
+    """A step of GreedySnake waits for the host's work of the one before, so the second of two is not the usual one."""
+    over, case = False, small(num_steps=6)
+    search = Search(contender("greedysnake"), case, Budget(), is_over=lambda: over)
+    search.look()
+    over = True
+    search.settle()
+    plan = search.plan()
+    frame = Frames(plan.contender, case).of(plan.setting, plan.partition, 6)
+    assert plan.outcome == frame.outcome(plan.partition, plan.setting.recompute)
+    assert (plan.num_steps, plan.is_whole) == (6, False)
+
+
 def looked_at(name):
     """A search that has timed the usual setting with as little recomputation as fits."""
     search = Search(contender(name), small(), Budget(400, 10_000))

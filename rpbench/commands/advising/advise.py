@@ -45,7 +45,7 @@ ON_HOST = (*LAYERS, *MOVES)  # figures of a machine that searches on one host re
 NUM_STEPS = 6  # of which three in the middle count where steps overlap
 BUDGET = Budget(work=1_000_000, climb_work=200_000, restarts=8)  # time ends a search, never work
 SECONDS = 10.0  # of an answer, on processors that nothing else uses
-SEARCHING = 0.66  # of these, for the searches on each processor; the rest: start, compositions, what would change
+SEARCHING = 0.62  # of these, for the searches on each processor; the rest: start, compositions, what would change
 
 
 def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:

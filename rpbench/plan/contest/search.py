@@ -72,8 +72,8 @@ class Known(NamedTuple):
 class Search(Trials):
     """The search of one contender: `look`, then `finish`. Arguments are those of `tune`."""
 
-    _restarted, _to_beat = NONE, 0.0
-    _final: Tried | None = None
+    _restarted, _to_beat, has_ended = NONE, 0.0, False
+    _final: Tried | None = None  # timed with all steps
 
     def is_spent(self) -> bool:
         """Whether only the work reserved for the finalists is left, or time is over."""
@@ -208,12 +208,8 @@ class Search(Trials):
         if everywhere and not self.time_is_over() and not self._is_beaten(self.best().setting):
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
-            self._final = self._last()
+            self._final, self.has_ended = self._last(FINALISTS), True
         return self._final or self.best()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._final is not None
 
     def _try_options(self, best: Tried) -> None:
         """Time other options with the same cut, if a sketch says little about them."""
@@ -247,8 +243,13 @@ class Search(Trials):
     def keep_one_frame(self) -> None:
         """Drop all frames except that of the best plan so far."""
         best = self._final or self.best()
-        num_steps = self._num_steps(best.setting, all_steps=self.has_ended)
+        num_steps = self._num_steps(best.setting, all_steps=self._final is not None)
         self.frames.keep_only(best.setting, best.cut, num_steps)
+
+    def settle(self) -> None:
+        """Time the best plan with all steps, as a run of it does, also if time ended the search."""
+        if self._final is None and self.best().timed.fits:
+            self._final = self._last(1)
 
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
@@ -264,8 +265,8 @@ class Search(Trials):
             self.work,
             self.num_timed,
             self.sketcher.tally.num_evaluated,
-            self._num_steps(best.setting, all_steps=self.has_ended),
-            self._final is not None,
+            self._num_steps(best.setting, all_steps=self._final is not None),
+            self.has_ended,
             self.bounds.best_pace(self.time_is_over) if fits else inf,
             *((0, 0) if fits else self.least),
             self._restarted,
@@ -484,10 +485,12 @@ class Search(Trials):
                 return self._descend(each)
         return None
 
-    def _last(self) -> Tried:
-        """The best of the finalists, each timed with all steps."""
+    def _last(self, most: int) -> Tried:
+        """The best of the finalists, at most so many, each timed with all steps."""
         again = list[Tried]()
         for each in leaders(self._found(), FINALISTS, CLOSE):
+            if len(again) == most:
+                break
             with suppress(ValueError):  # an order that follows from times may differ in more steps
                 again.append(self._timed(each.setting, each.cut, all_steps=True))
         if not again:
