@@ -53,6 +53,7 @@ class Entry:
             set: then a search tries others as well.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
         needs_transfers: whether it also depends on the times of activation transfers, if known.
+        chooses_placement: whether the devices of its stages depend on times too.
         extra: the extra of this package that it needs, a solver: the schedule is available by its name only, `entries`
             leaves it out, and no search tries it.
         shards_head: whether every device runs a shard of the head.
@@ -87,6 +88,7 @@ class Entry:
     more_chunks: bool = False
     needs_costs: bool = False
     needs_transfers: bool = False
+    chooses_placement: bool = False
     extra: str | None = None
     shards_head: bool = False
     recompute_ahead: bool = False

@@ -51,7 +51,14 @@ SPLIT = ("zb_h1", "zb_h2", "zb_auto", "interleaved_zb", "zb_v", "v_half", "v_min
 Placement = tuple[tuple[int, ...], ...]
 
 
-@schedule("adaptis", source="AdaPtis, abstract", looped=True, needs_costs=True, searched={"whole": (False, True)})
+@schedule(
+    "adaptis",
+    source="AdaPtis, abstract",
+    looped=True,
+    needs_costs=True,
+    chooses_placement=True,
+    searched={"whole": (False, True)},
+)
 def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None, whole: bool = False) -> Schedule:
     """The tried order that ends first within the memory.
 

@@ -131,6 +131,14 @@ def test_the_best_plain_cut_is_among_those_of_a_sketch_where_orders_follow_from_
     assert max(paces, key=paces.get) in Sketcher(who, case, 1_000_000).of(at).cuts
 
 
+def test_where_times_choose_the_devices_of_stages_no_device_is_bounded_by_those_of_one_order():
+    """In waves both ends of a model are on one device, where a tied matrix counts once."""
+    who, given = contender("adaptis"), {"hidden": 1024, "vocab": 128_000, "tied": True}
+    case = small_of(small(10**12, sequences_per_step=4), 3, given)
+    peaks = every_plan(Frames(who, case), peak_of)
+    assert 0 < Bounds(who, case, space_of(who, case)).least_bytes(1) <= min(peaks)
+
+
 def test_a_sketch_without_time_has_cuts_and_is_made_again_once_there_is_time():
     case, over = small(), True
     at = space_of(contender("zb_auto"), case).first

@@ -247,6 +247,10 @@ class _Orders:
         """A lower bound on the bytes of the fullest device; `moving` has transfers that decide which bytes stay."""
         if self.schedule is None:
             return 0
+        if self.problem.entry.chooses_placement:  # the mean of all devices; a tied matrix may be on one alone
+            own = self._sizes.added_up
+            of_all = (*own.layers, own.embedding, *(() if own.tied else (own.head,)))
+            return sum(size.weights + size.gradients + size.optimizer for size in of_all) // self.problem.num_ranks
         if moving is not None:
             schedule = moving.schedule
             none = [0] * schedule.shape.num_ranks
@@ -266,10 +270,11 @@ class _Orders:
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether every stage is whole and on one device, with the same cut both ways."""
+        """Whether every stage is whole and on one device, with the same cut both ways, and known to be there."""
         found = self.schedule
         return (
             found is not None
+            and not self.problem.entry.chooses_placement
             and bool(found.placement)
             and all(len(holders) == 1 for holders in found.placement)
             and found.weights is Weights.BOUND
