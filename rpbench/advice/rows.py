@@ -4,6 +4,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -264,19 +265,24 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
     return tuple(found) or (HERE,)
 
 
-def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
+def space_of_framework(name: str | None, schedules: tuple[str, ...], seq_len: int) -> Space:
     """The space of a search over meshes whose plan a framework is to run; None: any framework.
+
+    Tensor shards of a mesh have slices of sequences of `seq_len` tokens, so they divide these.
 
     Raises:
         ValueError: if it runs none of the schedules.
     """
+    whole = Space(schedules=schedules)
+    whole = replace(whole, max_tensor=gcd(whole.max_tensor, seq_len))
     if name is None:
-        return Space(schedules=schedules)
+        return whole
     alone = name == "FSDP2"  # no pipeline: an order of one rank
     chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
     if name not in SHARES or not chosen:
         raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
-    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if name in CUTS_LAYERS else 1)
+    most = whole.max_tensor if name in CUTS_LAYERS else 1
+    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=most)
 
 
 def command_of_mesh(job: Job) -> str:
