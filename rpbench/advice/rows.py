@@ -10,11 +10,10 @@ from typing import Any
 
 import rpbench
 from rpbench.advice.interval import Shared, ratio_reach
-from rpbench.cost.footprint.replicas import ssd_bytes
+from rpbench.cost.footprint.replicas import SsdBytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import ON_SSD
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
 from rpbench.mesh.memory import fullest
@@ -56,6 +55,7 @@ class Ranked:
         staleness_steps: steps between the weights that a gradient was computed on and those that it changes.
         why: seconds of a step by cause.
         memory: bytes of the fullest device by class.
+        ssd: bytes on the host's SSDs.
         filled: the best similar cut without empty stages; None where the plan has none.
         ratio_reach: of the ratio of its pace to the first row's (`rpbench.advice.interval.ratio_reach`).
     """
@@ -66,6 +66,7 @@ class Ranked:
     staleness_steps: int
     why: Mapping[str, float]
     memory: Mapping[str, int]
+    ssd: SsdBytes
     filled: Tuned | None = None
     ratio_reach: float = 1.0
 
@@ -111,7 +112,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "peak_memory_bytes": plan.outcome.peak_bytes,
         "memory": dict(row.memory),
         "host_memory_bytes": plan.outcome.host_bytes,
-        **_ssd(plan, terms),
+        **_ssd(row, terms),
         **_worth(terms.model, terms.cluster, terms.num_devices, pace),
         "bubble": row.bubble,
         "staleness_steps": row.staleness_steps,
@@ -124,14 +125,13 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
     }
 
 
-def _ssd(plan: Tuned, terms: Terms) -> dict[str, Any]:
+def _ssd(row: Ranked, terms: Terms) -> dict[str, Any]:
     """Bytes on SSDs, bytes written in a step, and days until the SSDs are worn; empty where a plan uses none."""
-    ssd, on_ssd = terms.cluster.ssd, ON_SSD[dict(plan.setting.options).get("ssd", "none")]
-    if ssd is None or not on_ssd:
+    ssd, found = terms.cluster.ssd, row.ssd
+    if ssd is None or not found.held:
         return {}
-    held, written = ssd_bytes(on_ssd, terms.sizes(plan.setting.microbatch_sequences))
-    days = ssd.days(written, plan.outcome.step_time_s)
-    return {"ssd_bytes": held, "ssd_written_bytes": written, "ssd_days": days}
+    days = ssd.days(found.written, row.plan.outcome.step_time_s)
+    return {"ssd_bytes": found.held, "ssd_written_bytes": found.written, "ssd_days": days}
 
 
 def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
