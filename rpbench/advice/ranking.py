@@ -14,6 +14,7 @@ from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice
 from rpbench.advice.probing import leading
 from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Glance, Side, bare, compile_kernels, dealt
+from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.checks.residency import moves_activations
@@ -281,7 +282,9 @@ def _ranked(each: Timed, reach: float, basis: Basis) -> Ranked:
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.graph.analysis).max_staleness
     memory = frame.memory(plan.partition, plan.outcome.keeps, plan.setting.recompute)
-    return Ranked(plan, pace / factor, pace * factor, late, why, memory)
+    sizes = frame.terms.sizes(plan.setting.microbatch_sequences)
+    ssd = ssd_bytes(frame.schedule.on_ssd, sizes.under(frame.schedule))
+    return Ranked(plan, pace / factor, pace * factor, late, why, memory, ssd)
 
 
 def _misfit(plan: Tuned, terms: Terms) -> Misfit:

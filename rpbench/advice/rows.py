@@ -4,16 +4,17 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 import rpbench
 from rpbench.advice.interval import Shared, ratio_reach
-from rpbench.cost.footprint.replicas import ssd_bytes
+from rpbench.cost.footprint.replicas import SsdBytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
+from rpbench.engine.layout import layout_of
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import ON_SSD
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
 from rpbench.mesh.memory import fullest
@@ -22,11 +23,12 @@ from rpbench.mesh.plan_search.search import Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import Architecture, why_not_built
 from rpbench.yaml_file import read_keys
 
 COVERED = 0.01  # a plan whose `gap` is at most this fraction counts as searched to the end
 HERE = "here only"
+LIBRARY = "RoundPipe's library"
 _FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
@@ -55,6 +57,7 @@ class Ranked:
         staleness_steps: steps between the weights that a gradient was computed on and those that it changes.
         why: seconds of a step by cause.
         memory: bytes of the fullest device by class.
+        ssd: bytes on the host's SSDs.
         filled: the best similar cut without empty stages; None where the plan has none.
         ratio_reach: of the ratio of its pace to the first row's (`rpbench.advice.interval.ratio_reach`).
     """
@@ -65,6 +68,7 @@ class Ranked:
     staleness_steps: int
     why: Mapping[str, float]
     memory: Mapping[str, int]
+    ssd: SsdBytes
     filled: Tuned | None = None
     ratio_reach: float = 1.0
 
@@ -110,7 +114,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "peak_memory_bytes": plan.outcome.peak_bytes,
         "memory": dict(row.memory),
         "host_memory_bytes": plan.outcome.host_bytes,
-        **_ssd(plan, terms),
+        **_ssd(row, terms),
         **_worth(terms.model, terms.cluster, terms.num_devices, pace),
         "bubble": row.bubble,
         "staleness_steps": row.staleness_steps,
@@ -123,22 +127,23 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
     }
 
 
-def _ssd(plan: Tuned, terms: Terms) -> dict[str, Any]:
+def _ssd(row: Ranked, terms: Terms) -> dict[str, Any]:
     """Bytes on SSDs, bytes written in a step, and days until the SSDs are worn; empty where a plan uses none."""
-    ssd, on_ssd = terms.cluster.ssd, ON_SSD[dict(plan.setting.options).get("ssd", "none")]
-    if ssd is None or not on_ssd:
+    ssd, found = terms.cluster.ssd, row.ssd
+    if ssd is None or not found.held:
         return {}
-    held, written = ssd_bytes(on_ssd, terms.sizes(plan.setting.microbatch_sequences))
-    days = ssd.days(written, plan.outcome.step_time_s)
-    return {"ssd_bytes": held, "ssd_written_bytes": written, "ssd_days": days}
+    days = ssd.days(found.written, row.plan.outcome.step_time_s)
+    return {"ssd_bytes": found.held, "ssd_written_bytes": found.written, "ssd_days": days}
 
 
 def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
     """The command that writes a plan for a framework; if that needs another cut, a note with the cut and its pace."""
-    export, note = _export(row.plan, command), None
+    export, note = _export(row.plan, command, terms), None
+    if export is None and LIBRARY in runs_in(row.plan.contender.entry.name):
+        note = _unwritten(row.plan, terms) or None
     beside = row.filled if "torchtitan" in runs_in(row.plan.contender.entry.name) else None
     if beside is not None and "format=torchtitan" not in (export or ""):
-        written = _export(beside, command_of(beside, terms))
+        written = _export(beside, command_of(beside, terms), terms)
         cut, pace = beside.partition, beside.outcome.tokens_per_s
         fits = f"{pace:,.0f} tokens/s" if beside.outcome.fits else "which does not fit"
         note = f"torchtitan has no stage without layers: not {row.plan.partition}, but {cut} beside it ({fits})"
@@ -264,19 +269,24 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
     return tuple(found) or (HERE,)
 
 
-def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
+def space_of_framework(name: str | None, schedules: tuple[str, ...], seq_len: int) -> Space:
     """The space of a search over meshes whose plan a framework is to run; None: any framework.
+
+    Tensor shards of a mesh have slices of sequences of `seq_len` tokens, so they divide these.
 
     Raises:
         ValueError: if it runs none of the schedules.
     """
+    whole = Space(schedules=schedules)
+    whole = replace(whole, max_tensor=gcd(whole.max_tensor, seq_len))
     if name is None:
-        return Space(schedules=schedules)
+        return whole
     alone = name == "FSDP2"  # no pipeline: an order of one rank
     chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
     if name not in SHARES or not chosen:
         raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
-    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if name in CUTS_LAYERS else 1)
+    most = whole.max_tensor if name in CUTS_LAYERS else 1
+    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=most)
 
 
 def command_of_mesh(job: Job) -> str:
@@ -373,13 +383,24 @@ def _options(plan: Tuned) -> dict[str, Any]:
     }
 
 
-def _export(plan: Tuned, command: str) -> str | None:
+def _unwritten(plan: Tuned, terms: Terms) -> str:
+    """Why `show` writes no plan for RoundPipe's library, whose file says what the model takes on the host; or empty."""
+    layout = layout_of(plan.partition)
+    if not all((*layout.forward, *layout.backward)):
+        return f"{LIBRARY} has no range without layers, and partition {plan.partition} has one"
+    why = why_not_built(terms.model)
+    return f"no file for {LIBRARY}: {why}" if why else ""
+
+
+def _export(plan: Tuned, command: str, terms: Terms) -> str | None:
     """The command that writes the plan for a framework; None if `show` has no format for any that runs it."""
     entry, counts = plan.contender.entry, plan.partition.forward
     for framework in runs_in(entry.name):
         staged = entry.lower is None and not entry.tensor_parallel
         if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
             continue  # torchtitan has no empty stages: `_exported` offers another cut
+        if framework == LIBRARY and _unwritten(plan, terms):
+            continue
         shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
         # Methods that move states keep these words: without them nothing is sharded, and other plans fit.
         left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")

@@ -11,7 +11,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.software import DEFAULT, Software, software
-from rpbench.registry import unknown_name
+from rpbench.registry import entry, unknown_name
 from rpbench.workload.architecture import Architecture
 
 PRECISION = "bf16"
@@ -141,6 +141,7 @@ def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
     """Refuse choices that are not modelled under a mesh."""
     if chosen.machine is None:  # a pipeline on one host
         return
+    _check_pipeline(config.schedule.get("name"))
     none, penalty = (None,), config.cost.get("split_penalty", 1.0)
     halves = "the framework's file in conf/software/ says what two halves of a backward cost; leave it out, or choose "
     for key, value, allowed, way_out in (
@@ -157,4 +158,18 @@ def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
         raise ConfigError(
             "cost=unit under a mesh: its slots are no seconds, and links take seconds; take cost=analytic, or "
             "cost=constant"
+        )
+
+
+def _check_pipeline(name: str | None) -> None:
+    """Refuse schedules whose ranks are replicas or shards of all layers: a mesh has no place for their exchanges."""
+    if name is None:
+        return
+    own = entry(str(name))
+    if own.whole_microbatches or own.tensor_parallel:
+        what = "tensor shards" if own.tensor_parallel else "replicas"
+        raise ConfigError(
+            f"schedule={name} under a mesh: its ranks are {what} of all layers, and a mesh takes a pipeline's order; "
+            "leave schedule= to such an order, 1f1b for one, with mesh.data, mesh.tensor and mesh.shard for the rest, "
+            "or leave the mesh out, on one host"
         )

@@ -96,4 +96,5 @@ def _flops(model: Architecture, length: int) -> tuple[float, float]:
 def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
     """The mean times of several microbatches."""
     found = combined(lambda *values: sum(values) / len(values), *each)
-    return replace(found, hop=sum(own.hop for own in each) / len(each))
+    hop = sum(own.hop for own in each) / len(each)
+    return replace(found, hop=hop, uncut_along=found.uncut)  # no length is that of all sequences

@@ -16,7 +16,8 @@ _LISTS = (*_PER_LAYER, "speeds", "shards", "shards_along")
 
 def to_text(times: LayerTimes) -> str:
     """The times as JSON; `from_text` reads them back exactly."""
-    return json.dumps({"schema": SCHEMA, **asdict(times)}, indent=1) + "\n"
+    numbers = {name: value for name, value in asdict(times).items() if not isinstance(value, str)}
+    return json.dumps({"schema": SCHEMA, **numbers}, indent=1) + "\n"
 
 
 def from_text(source: str) -> LayerTimes:

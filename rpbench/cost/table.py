@@ -161,6 +161,7 @@ class LayerTimes:
         beside: slowdown of layers that run while weights come over a link, as a fraction.
         shards, shards_along: factors of forward, backward and head under tensor parallelism: seconds of all devices
             together over those of whole layers; `along` with sequence parallelism too. Empty: the same.
+        uncut, uncut_along: why layers cannot be cut into such shards; empty: they can, or it is not known.
         hop, overlap_gain, speeds: as in `CostTable`.
 
     Raises:
@@ -186,6 +187,8 @@ class LayerTimes:
     beside: Number = 0
     shards: tuple[Number, ...] = ()
     shards_along: tuple[Number, ...] = ()
+    uncut: str = ""
+    uncut_along: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap_gain <= 1:
@@ -195,7 +198,7 @@ class LayerTimes:
                 f"speeds={list(self.speeds)}: numbers of at least {LEAST_SPEED}; 1 is a device as it was timed"
             )
         for name, value in vars(self).items():
-            for time in value if isinstance(value, Sequence) else (value,):
+            for time in () if isinstance(value, str) else value if isinstance(value, Sequence) else (value,):
                 if not 0 <= time <= LONGEST:
                     raise ValueError(f"{name}={time!r}: times are finite and not negative, at most {LONGEST:g}")
 

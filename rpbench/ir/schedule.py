@@ -94,14 +94,8 @@ class Shape:
         Raises:
             ValueError: with the nearest lengths that can be cut.
         """
-        p = self.num_ranks
-        if self.sequence_parallel and num_tokens % p:
-            ways = " or ".join(str(length) for length in (num_tokens // p * p, num_tokens + -num_tokens % p) if length)
-            raise ValueError(
-                f"sequences of {num_tokens} tokens on {p} devices: with schedule.sequence_parallel=true every device "
-                f"has as many tokens as any other, so they must be a multiple of {p}; take model.seq_len={ways}, or "
-                "schedule.sequence_parallel=false"
-            )
+        if self.sequence_parallel:
+            check_slices(num_tokens, self.num_ranks, "schedule.sequence_parallel")
 
     @property
     def separate_cuts(self) -> bool:
@@ -138,6 +132,17 @@ class Shape:
                 "multiple of the number of ranks; change num_devices, chunks_per_device or the partition"
             )
         return chunks
+
+
+def check_slices(num_tokens: int, num_devices: int, option: str) -> None:
+    """Raise ValueError, with the nearest lengths, for sequences that are no equal slices; `option` asks for these."""
+    p = num_devices
+    if num_tokens % p:
+        ways = " or ".join(str(length) for length in (num_tokens // p * p, num_tokens + -num_tokens % p) if length)
+        raise ValueError(
+            f"sequences of {num_tokens} tokens on {p} devices: with {option}=true every device has as many tokens as "
+            f"any other, so they must be a multiple of {p}; take model.seq_len={ways}, or {option}=false"
+        )
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,14 @@ def exact(job: Job) -> tuple[Job, Terms, list[Bytes]]:
 
 
 def with_cut(job: Job, order: Schedule) -> Job:
-    """The job with the stages of an order if its ranks take them in turn, else with an even cut."""
+    """The job with the stages of an order if its ranks take them in turn, else with an even cut.
+
+    One rank runs all of its stages one after another, which take what one stage of all layers takes.
+    """
     ranks, cut = order.shape.num_ranks, order.partition
     held = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in range(ranks)]
     in_turn = all(stage % ranks == rank for rank, stages in enumerate(held) for stage in stages)
-    if cut is None or cut.forward != cut.backward or not in_turn or len(cut.forward) % ranks:
+    if ranks == 1 or cut is None or cut.forward != cut.backward or not in_turn or len(cut.forward) % ranks:
         return replace(job, chunks=1, cut=())
     return replace(job, chunks=len(cut.forward) // ranks, cut=cut.forward)
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, get_args
 
 from rpbench.ir.partition import Partition, split_evenly
+from rpbench.ir.schedule import check_slices
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES, Precision, Seconds, Setting
 from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.registry import entry, unknown_name
@@ -39,6 +40,8 @@ class Job(Setting):
         mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))
         if self.seq_len % mesh.context:
             raise ValueError(f"mesh.context={mesh.context} does not divide seq_len={self.seq_len}")
+        if mesh.sequence_parallel:
+            check_slices(self.seq_len, mesh.tensor, "mesh.sequence_parallel")
         if own.training_mode == "qlora" and (mesh.tensor > 1 or mesh.sharing.what == "parameters"):
             raise ValueError(
                 f"mesh.tensor={mesh.tensor} mesh.shard={mesh.sharing.what} with training_mode=qlora: blocks of 4 bits "

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, get_args
 
+from rpbench.ir.schedule import Shape
+from rpbench.workload.architecture import Architecture
+
 AXES = ("data", "pipeline", "tensor", "context")
 Axis = Literal["data", "pipeline", "tensor", "context"]
 MEGATRON: tuple[Axis, ...] = ("tensor", "context", "data", "pipeline")  # innermost first
@@ -115,20 +118,32 @@ class Mesh:
 
     def check_model(self, heads: int, key_value_heads: int, experts: int, num_layers: int) -> None:
         """Raise ValueError, with the possible sizes, if a model cannot be cut like this."""
-        if heads % self.tensor:
-            rule = "more tensor shards than heads" if self.tensor > heads else "heads that do not divide"
-            raise ValueError(f"mesh.tensor={self.tensor} of {heads} heads: {rule}; take one of {_divisors(heads)}")
-        if max(key_value_heads, self.tensor) % min(key_value_heads, self.tensor):
-            raise ValueError(
-                f"mesh.tensor={self.tensor}: {key_value_heads} heads of keys can be neither cut nor copied evenly; "
-                f"take one of {_divisors(key_value_heads)}"
-            )
+        _check_heads(f"mesh.tensor={self.tensor}", self.tensor, heads, key_value_heads)
         if experts % self.expert:
             raise ValueError(
                 f"mesh.expert={self.expert} does not divide {experts} experts; take one of {_divisors(experts)}"
             )
         if self.pipeline > num_layers:
             raise ValueError(f"mesh.pipeline={self.pipeline}: {num_layers} layers make at most {num_layers} stages")
+
+
+def check_shards(shape: Shape, model: Architecture) -> None:
+    """Raise ValueError, with sizes that divide, if a schedule cuts heads or sequences of a model that do not divide."""
+    if shape.tensor_parallel:
+        where = f"tensor shards on num_devices={shape.num_ranks}"
+        _check_heads(where, shape.num_ranks, model.heads, model.key_value_heads)
+        shape.check_length(model.seq_len)
+
+
+def _check_heads(where: str, tensor: int, heads: int, key_value_heads: int) -> None:
+    if heads % tensor:
+        rule = "more tensor shards than heads" if tensor > heads else "heads that do not divide"
+        raise ValueError(f"{where} of {heads} heads: {rule}; take one of {_divisors(heads)}")
+    if max(key_value_heads, tensor) % min(key_value_heads, tensor):
+        raise ValueError(
+            f"{where}: {key_value_heads} heads of keys can be neither cut nor copied evenly; "
+            f"take one of {_divisors(key_value_heads)}"
+        )
 
 
 def divisors(number: int) -> list[int]:

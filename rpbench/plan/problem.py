@@ -102,7 +102,11 @@ class Problem:
         replicas, fused = self.options.get("replicas"), self.entry.separate_cuts
         num_microbatches, num_steps = self.entry.steps(self.num_microbatches, self.num_steps, replicas)
         shape = Shape(self.num_ranks, num_forward, num_microbatches, num_backward, num_steps=num_steps, fused=fused)
-        return self.entry.build(shape, costs, **self.options)
+        found = self.entry.build(shape, costs, **self.options)
+        why = self.times.uncut_along if found.shape.sequence_parallel else self.times.uncut
+        if why and found.shape.tensor_parallel:
+            raise ValueError(why)
+        return found
 
     def costs(self, partition: Partition) -> CostTable:
         """Times of every action of a partition."""

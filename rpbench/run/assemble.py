@@ -30,6 +30,7 @@ from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.mesh.layer_bytes import sizes_of
 from rpbench.mesh.layers.layer_times import optimizer_traffic
+from rpbench.mesh.layout import check_shards
 from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import stream
@@ -196,7 +197,7 @@ def _check_schedule(request: Request, schedule: Schedule) -> None:
             "take schedule.ssd=none, or simulate it"
         )
     if request.model is not None:
-        schedule.shape.check_length(request.model.seq_len)
+        check_shards(schedule.shape, request.model)
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:

@@ -22,10 +22,12 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
-from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
+from rpbench.cost.footprint.replicas import SsdBytes, host_bytes, ssd_bytes
+from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.profiled import to_text
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.schedule import Schedule
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender
@@ -141,13 +143,17 @@ def _facts(assembled: Assembled) -> Fields:
     if sizes is None:
         return facts
     if assembled.schedule.on_ssd:
-        facts["ssd_bytes"], facts["ssd_written_bytes"] = ssd_bytes(assembled.schedule.on_ssd, sizes)
+        facts["ssd_bytes"], facts["ssd_written_bytes"] = _ssd_bytes(assembled.schedule, sizes)
     return facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
 
 
 def _analysis(assembled: Assembled) -> Analysis:
     known = assembled.graph.analysis
     return known if known.schedule is assembled.schedule else Analysis(assembled.schedule)
+
+
+def _ssd_bytes(schedule: Schedule, sizes: ModelBytes) -> SsdBytes:
+    return ssd_bytes(schedule.on_ssd, sizes.under(schedule))
 
 
 def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
@@ -160,7 +166,7 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     if assembled.plan is not None:
         return needed, why_not(assembled.plan, assembled.cluster)
     ssd = assembled.cluster.ssd
-    if ssd is not None and (held := ssd_bytes(assembled.schedule.on_ssd, assembled.sizes).held) > ssd.bytes:
+    if ssd is not None and (held := _ssd_bytes(assembled.schedule, assembled.sizes).held) > ssd.bytes:
         return needed, (
             f"{ssd.name} holds {ssd.bytes / 1e9:.1f} GB and is to hold {held / 1e9:.1f} GB: name more SSDs, as in "
             f"cluster.ssd=4x_samsung_990_pro_4tb"

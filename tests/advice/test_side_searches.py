@@ -208,6 +208,13 @@ def test_a_frame_that_is_refused_is_never_timed():
     assert "graph" not in vars(frame)
 
 
+def test_heads_that_do_not_divide_leave_a_contender_out():
+    case = small(num_devices=3)
+    rows = advise(case, basis_of(case), names=["megatron_tp", "1f1b"], budget=BUDGET)
+    assert [row.plan.contender.name for row in rows.ranking] == ["1f1b"]
+    assert "num_devices=3 of 8 heads" in rows.left_out["megatron_tp"]
+
+
 def test_only_the_frame_of_a_plan_is_kept_and_serves_more_memory():
     case = small(2_000_000_000)
     frames = Frames(contender("1f1b"), case)

@@ -202,6 +202,17 @@ def test_compositions_stand_beside_the_contenders_of_one_host(rpbench):
     assert rows[0]["tokens_per_s"] >= 0.98 * max(row["tokens_per_s"] for row in found)
 
 
+def test_slices_that_sequences_have_not_are_not_offered(rpbench):
+    """Neither by a contender of one host, nor by a composition: each row's command runs."""
+    words = ("num_layers=2", "hidden=384", "heads=6", "vocab=1000", "seq_len=511", "batch=4")
+    answer = advise_on(
+        [*words, "gpu=h100_sxm", "num_devices=2", "schedules=megatron_tp,1f1b", "seconds=5"], io.StringIO()
+    )
+    (row,) = (row for row in answer["ranking"] if row["schedule"] == "megatron_tp")
+    assert row["options"]["sequence_parallel"] is False
+    assert rpbench(*shlex.split(row["command"])[3:])[1][0]["status"] == "ok"
+
+
 @pytest.mark.parametrize(
     "words, why",
     [

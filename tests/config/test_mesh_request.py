@@ -25,8 +25,9 @@ from rpbench.sim.longest_path import simulate
 
 CONSTANT = ("model=llama31_8b", "cost=constant", "cost.hop_ms=0.3", "cost.head_share=0.1", "num_microbatches=12")
 # One of each kind: stages dealt in turn or in a V, copies of stages, orders by times, shared heads, streamed weights,
-# weights that change with every microbatch, methods that move or share what they hold.
-KINDS = ("1f1b", "zb_v", "chimera", "zb_auto", "vocab_parallel", "roundpipe", "pipedream", "zero_3", "megatron_tp")
+# weights that change with every microbatch, methods that move what they hold.
+KINDS = ("1f1b", "zb_v", "chimera", "zb_auto", "vocab_parallel", "roundpipe", "pipedream", "mobius")
+PIPELINES = [name for name, own in entries().items() if not (own.whole_microbatches or own.tensor_parallel)]
 ON_NODES = ("model=llama3_8b", "cluster=dgx_h100", "workload.microbatch_sequences=1")
 
 
@@ -66,8 +67,8 @@ def on_sixteen():
     return load([*ON_NODES, "mesh.data=2", "mesh.tensor=2", "num_devices=16", "num_microbatches=12"])
 
 
-@pytest.mark.parametrize("name", spared(sorted(entries()), KINDS.__contains__))
-def test_every_schedule_runs_under_a_mesh(name):
+@pytest.mark.parametrize("name", spared(sorted(PIPELINES), KINDS.__contains__))
+def test_every_pipeline_runs_under_a_mesh(name):
     entry = entries()[name]
     found = prepare(replace(on_sixteen(), schedule=ScheduleChoice(name, entry, entry.options))).carry_out().fields
     assert found["evidence"] == "predicted"
@@ -76,6 +77,22 @@ def test_every_schedule_runs_under_a_mesh(name):
     assert len(found["peak_memory_bytes"]) == 4
     assert found["terms_s"]["data"] > 0
     assert found["terms_s"]["collectives"] > 0
+
+
+@pytest.mark.parametrize("sizes", [("mesh.pipeline=1", "mesh.data=8", "mesh.shard=parameters"), ("mesh.data=2",)])
+@pytest.mark.parametrize("name", sorted(entries().keys() - set(PIPELINES)))
+def test_what_is_no_pipeline_is_no_order_of_a_mesh(name, sizes):
+    """ZeRO-3 as eight replicas of one rank ended with an IndexError, and as four ranks its gathers took no time."""
+    with pytest.raises(ConfigError, match=rf"schedule={name} under a mesh: .* 1f1b .*, or leave the mesh out"):
+        load([*ON_NODES, f"schedule={name}", "num_devices=8", *sizes])
+    assert load([*ON_NODES, f"schedule={name}", "num_devices=8"]).mesh is None
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "mobius"])
+def test_several_stages_on_one_rank_take_what_one_takes(name):
+    words = (*ON_NODES, "mesh.pipeline=1", "mesh.data=8", "mesh.shard=parameters", "num_microbatches=2")
+    one, several = (fields_of(f"schedule={each}", *words) for each in ("1f1b", name))
+    assert several["step_time_s"] == pytest.approx(one["step_time_s"], rel=1e-12)
 
 
 def test_the_step_is_that_of_the_simulated_pipeline_and_what_stands_beside_it():

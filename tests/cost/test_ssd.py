@@ -21,6 +21,7 @@ from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_te
 from rpbench.places import files_of
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble
+from rpbench.run.recording import run
 from rpbench.run.scheduled import memory_of
 from rpbench.sim.graph import build_graph
 from rpbench.sim.metrics import step_time
@@ -124,6 +125,17 @@ def test_too_much_for_the_ssds_is_infeasible_with_its_bytes(tmp_path):
         patched.setenv("RPBENCH_PATH", str(tmp_path))
         found = assemble(load([*RUN, "cluster.ssd=small", "schedule.ssd=optimizer", "charge=bytes"]))
     assert memory_of(found)[1].startswith("small holds 50.0 GB and is to hold 96.4 GB")
+
+
+def test_a_tied_matrix_lives_on_ssds_once(tmp_path):
+    """Llama-3.2-1B: 12 bytes a parameter, but for 2,048 of its last norm; four devices have a matrix in transfer."""
+    words = [RUN[0], "model=llama32_1b", *RUN[2:], "num_devices=4", "cluster.ssd=2x_samsung_990_pro_4tb"]
+    plain, moved = (
+        run(load([*words, f"schedule.ssd={ssd}", f"results_dir={tmp_path}"]))[0] for ssd in ("none", "optimizer")
+    )
+    state, matrix = 12 * (1_235_814_400 - 2048), 12 * 128_256 * 2048
+    assert (moved["ssd_bytes"], moved["ssd_written_bytes"]) == (state, state)
+    assert plain["host_memory_bytes"] - moved["host_memory_bytes"] == state - 4 * matrix
 
 
 def test_ssds_that_are_not_there_are_refused():

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpbench.config.request import load
 from rpbench.cost.hardware.device import device as gpu
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import Machine, machine
@@ -11,6 +12,8 @@ from rpbench.mesh.layers.layer_seconds import Setting
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Links, group_of, hop_bytes_per_s
 from rpbench.mesh.software import declared_software
+from rpbench.run.assemble import assemble
+from rpbench.run.mesh_run import prepare
 from rpbench.workload.architecture import architecture
 from rpbench.workload.counts import Experts
 
@@ -85,6 +88,37 @@ def test_a_mesh_that_does_not_multiply_to_the_devices_names_the_size_that_does()
 def test_more_tensor_shards_than_heads_are_refused_with_the_divisors():
     with pytest.raises(ValueError, match=r"more tensor shards than heads; take one of 1, 2, 4, 8$"):
         Mesh(tensor=16).check_model(8, 8, 1, 32)
+
+
+@pytest.mark.parametrize("cost", ["unit", "analytic"])
+@pytest.mark.parametrize(
+    "words, rule",
+    [
+        (("num_devices=3",), r"tensor shards on num_devices=3 of 32 heads: .* take one of 1, 2, 4, 8, 16, 32"),
+        (("num_devices=4", "model.key_value_heads=32", "model.heads=96"), ""),
+        (("num_devices=3", "model.heads=96", "model.key_value_heads=2"), "2 heads of keys can be neither cut nor"),
+        (("num_devices=4", "schedule.sequence_parallel=true", "model.seq_len=1022"), "take model.seq_len=1020 or 1024"),
+        (("num_devices=4", "model.seq_len=1022"), ""),
+    ],
+)
+def test_a_schedule_of_tensor_shards_is_held_to_the_rule_of_a_mesh(words, rule, cost):
+    """The simulator needs no tensors that divide, and frameworks do."""
+    request = load(["schedule=megatron_tp", "model=llama32_1b", "cluster=8x_rtx4090", f"cost={cost}", *words])
+    if not rule:
+        assert assemble(request).schedule.shape.tensor_parallel
+        return
+    with pytest.raises(ValueError, match=rule):
+        assemble(request)
+
+
+def test_layers_without_a_model_have_no_heads_to_divide():
+    assert assemble(load(["schedule=megatron_tp", "num_devices=3"])).model is None
+
+
+def test_slices_of_sequences_must_divide_under_a_mesh_too():
+    words = ["model=llama3_8b", "cluster=dgx_h100", "num_devices=8", "mesh.tensor=2", "mesh.sequence_parallel=true"]
+    with pytest.raises(ValueError, match=r"take model.seq_len=1022 or 1024, or mesh.sequence_parallel=false"):
+        prepare(load([*words, "mesh.data=4", "model.seq_len=1023"]))
 
 
 def test_expert_groups_must_divide_the_experts():

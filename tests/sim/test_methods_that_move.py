@@ -153,6 +153,12 @@ def test_sums_of_a_microbatch_are_counted_by_hand(along, forward, backward):
 def test_the_engine_says_why_it_cannot_cut_matrices(capsys, tmp_path):
     from rpbench.cli import dispatch
 
-    sizes = ("model=tiny_gpt", "num_devices=3", "num_microbatches=2", f"results_dir={tmp_path}")
+    sizes = (
+        "model=tiny_gpt",
+        "model.key_value_heads=2",
+        "num_devices=4",
+        "num_microbatches=2",
+        f"results_dir={tmp_path}",
+    )
     assert dispatch(("schedule=megatron_tp", "backend=cpu", *sizes)) == 2
-    assert "a layer has 4 heads" in capsys.readouterr().err
+    assert "a layer has 4 heads, 2 KV heads" in capsys.readouterr().err

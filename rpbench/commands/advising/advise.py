@@ -196,7 +196,7 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
     timed, framework = tuple(name for name in chosen if name in SCHEDULES), framework_in(asked)
     if not timed and other_orders(chosen, framework):
         timed = ("1f1b",)  # whose meshes the other orders take
-    return space_of_framework(framework, timed)
+    return space_of_framework(framework, timed, model.seq_len)
 
 
 def _seconds(asked: Asked) -> float:

@@ -83,8 +83,8 @@ def host_bytes(
         found = sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
     if not schedule.on_ssd:
         return found
-    in_transfer = max(_on_ssd(layer, schedule.on_ssd) for layer in sizes.every)
-    return found - ssd_bytes(schedule.on_ssd, sizes).held + in_transfer * schedule.shape.num_ranks
+    in_transfer = max(_on_ssd(layer, schedule.on_ssd) for layer in of_schedule.every)
+    return found - ssd_bytes(schedule.on_ssd, of_schedule).held + in_transfer * schedule.shape.num_ranks
 
 
 class SsdBytes(NamedTuple):
@@ -95,7 +95,7 @@ class SsdBytes(NamedTuple):
 
 
 def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
-    """Bytes on the host's SSDs for `Schedule.on_ssd`; only trained weights are written."""
+    """Bytes on SSDs for `Schedule.on_ssd`, of the sizes `under` that schedule; only trained weights are written."""
     written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in sizes.every)
     return SsdBytes(sum(_on_ssd(layer, on_ssd) for layer in sizes.every), written)
 

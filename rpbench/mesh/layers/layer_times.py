@@ -9,11 +9,12 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
+from rpbench.ir.schedule import Shape
 from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.eager_kernels import input_share
 from rpbench.mesh.layers.engine_kernels import engine_times
 from rpbench.mesh.layers.layer_seconds import Seconds, Setting, eager_kernels, numbers_of, padded_vocab
-from rpbench.mesh.layout import Mesh
+from rpbench.mesh.layout import Mesh, check_shards
 from rpbench.mesh.placement import hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture
@@ -37,6 +38,11 @@ def pipeline_setting(
 
 def times_of(setting: Setting) -> LayerTimes:
     """Seconds of one microbatch through each layer of a model; ValueError if a figure of the machine is missing."""
+    uncut, uncut_along = (_uncut(setting, along_sequence=each) for each in (False, True))
+    return replace(_times_of(setting), uncut=uncut, uncut_along=uncut_along)
+
+
+def _times_of(setting: Setting) -> LayerTimes:
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
@@ -54,13 +60,24 @@ def times_of(setting: Setting) -> LayerTimes:
     return replace(times, rank_loss=lost_s(setting), beside=beside, shards=plain, shards_along=along)
 
 
+def _uncut(setting: Setting, *, along_sequence: bool) -> str:
+    """Why layers cannot be cut into tensor shards on all devices of a setting; empty if they can."""
+    devices = setting.mesh.num_devices
+    shape = Shape(devices, 1, 1, num_parts=devices, tensor_parallel=True, sequence_parallel=along_sequence)
+    try:
+        check_shards(shape, setting.architecture)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
     """Seconds of a device's shards times the devices, over those of whole layers: forwards, backwards, head.
 
-    Empty if the heads of attention cannot be cut, or there is one device.
+    Empty if layers cannot be cut like this, or there is one device.
     """
-    own, devices = setting.architecture, setting.mesh.num_devices
-    if devices == 1 or own.heads % devices or max(own.key_value_heads, devices) % min(own.key_value_heads, devices):
+    devices = setting.mesh.num_devices
+    if devices == 1 or _uncut(setting, along_sequence=along_sequence):
         return ()
     whole = replace(setting, mesh=Mesh())
     cut = replace(setting, mesh=Mesh(tensor=devices, sequence_parallel=along_sequence))
