@@ -22,11 +22,12 @@ from rpbench.mesh.plan_search.search import Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import Architecture, why_not_built
 from rpbench.yaml_file import read_keys
 
 COVERED = 0.01  # a plan whose `gap` is at most this fraction counts as searched to the end
 HERE = "here only"
+LIBRARY = "RoundPipe's library"
 _FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
@@ -136,10 +137,12 @@ def _ssd(row: Ranked, terms: Terms) -> dict[str, Any]:
 
 def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
     """The command that writes a plan for a framework; if that needs another cut, a note with the cut and its pace."""
-    export, note = _export(row.plan, command), None
+    export, note = _export(row.plan, command, terms), None
+    if export is None and LIBRARY in runs_in(row.plan.contender.entry.name):
+        note = _unwritten(row.plan, terms) or None
     beside = row.filled if "torchtitan" in runs_in(row.plan.contender.entry.name) else None
     if beside is not None and "format=torchtitan" not in (export or ""):
-        written = _export(beside, command_of(beside, terms))
+        written = _export(beside, command_of(beside, terms), terms)
         cut, pace = beside.partition, beside.outcome.tokens_per_s
         fits = f"{pace:,.0f} tokens/s" if beside.outcome.fits else "which does not fit"
         note = f"torchtitan has no stage without layers: not {row.plan.partition}, but {cut} beside it ({fits})"
@@ -379,13 +382,24 @@ def _options(plan: Tuned) -> dict[str, Any]:
     }
 
 
-def _export(plan: Tuned, command: str) -> str | None:
+def _unwritten(plan: Tuned, terms: Terms) -> str:
+    """Why `show` writes no plan for RoundPipe's library, whose file says what the model takes on the host; or empty."""
+    cut = plan.partition  # embedding and head stand in its outer stages, the head in the fused one if there is one
+    if 0 in (*cut.forward[1 : None if cut.fused else -1], *cut.backward[1:-1]):
+        return f"{LIBRARY} has no range without layers, and partition {cut} has one"
+    why = why_not_built(terms.model)
+    return f"no file for {LIBRARY}: {why}" if why else ""
+
+
+def _export(plan: Tuned, command: str, terms: Terms) -> str | None:
     """The command that writes the plan for a framework; None if `show` has no format for any that runs it."""
     entry, counts = plan.contender.entry, plan.partition.forward
     for framework in runs_in(entry.name):
         staged = entry.lower is None and not entry.tensor_parallel
         if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
             continue  # torchtitan has no empty stages: `_exported` offers another cut
+        if framework == LIBRARY and _unwritten(plan, terms):
+            continue
         shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
         # Methods that move states keep these words: without them nothing is sharded, and other plans fit.
         left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")

@@ -12,7 +12,7 @@ from rpbench.models.data import generator_for
 from rpbench.models.families import TRAITS
 from rpbench.models.layers import DecoderLayer, Embedding, Head
 from rpbench.models.linear import add_adapters
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import Architecture, why_not_built
 
 INITIAL_DEVIATION = 0.02  # `initializer_range` of the public configurations
 
@@ -70,23 +70,8 @@ def shared_parameters(model: Architecture) -> tuple[tuple[Place, ...], ...]:
 
 
 def _check_shape(model: Architecture) -> None:
-    parts = {
-        "latent attention": model.latent is not None,
-        "shared experts": bool(model.experts and model.experts.shared_inner),
-        "first layers without experts": bool(model.experts and model.num_dense_layers),
-        "learned positions": model.learned_positions > 0,
-        "layers that predict further tokens": model.num_prediction_layers > 0,
-        "gates or linear maps of their own in attention": model.attention_gate > 0,
-        "adapters beside some of its linear maps": bool(model.lora_targets),
-        "weights in 4 bits": model.training_mode == "qlora",
-    }
-    if missing := [part for part, has in parts.items() if has]:
-        raise ValueError(
-            f"model {model.name} has {' and '.join(missing)}, which the modules of this project cannot build; it is "
-            "simulated and planned, and trained by none of its backends"
-        )
-    if model.head_dim % 2:
-        raise ValueError(f"model.head_dim={model.head_dim}: rotary positions need an even number of values a head")
+    if why := why_not_built(model):
+        raise ValueError(why)
     if TRAITS[model.family].needs_gate and not model.gated:
         raise ValueError(f"model.gated=false: the activation of family {model.family} needs a gate; use gated=true")
 

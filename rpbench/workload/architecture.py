@@ -56,6 +56,28 @@ class Architecture(Counts):
         _check_options(self)
 
 
+def why_not_built(model: Architecture) -> str:
+    """Why the modules of this project cannot build a model; empty if its shape is one of theirs."""
+    parts = {
+        "latent attention": model.latent is not None,
+        "shared experts": bool(model.experts and model.experts.shared_inner),
+        "first layers without experts": bool(model.experts and model.num_dense_layers),
+        "learned positions": model.learned_positions > 0,
+        "layers that predict further tokens": model.num_prediction_layers > 0,
+        "gates or linear maps of their own in attention": model.attention_gate > 0,
+        "adapters beside some of its linear maps": bool(model.lora_targets),
+        "weights in 4 bits": model.training_mode == "qlora",
+    }
+    if missing := [part for part, has in parts.items() if has]:
+        return (
+            f"model {model.name} has {' and '.join(missing)}, which the modules of this project cannot build; it is "
+            "simulated and planned, and trained by none of its backends"
+        )
+    if model.head_dim % 2:
+        return f"model.head_dim={model.head_dim}: rotary positions need an even number of values a head"
+    return ""
+
+
 @cache
 def architecture(name: str) -> Architecture:
     """The architecture of `conf/model/<name>.yaml`.

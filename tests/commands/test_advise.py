@@ -192,6 +192,26 @@ def test_an_export_is_what_a_framework_reads(two_cards, capsys):
     assert "pipeline_parallel_schedule_csv" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (("training_mode=qlora", "lora_rank=8"), "weights in 4 bits, which the modules of this project cannot build"),
+        (("training_mode=lora", "lora_rank=8"), ""),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_no_export(words, why):
+    """The plan of RoundPipe's library says what the host's allocator takes, for which the model is built."""
+    told = io.StringIO()
+    sizes = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "batch=4")
+    (row,) = advise_on([*sizes, *words, "schedules=roundpipe", *TWO_L40S], told)["ranking"]
+    if why:
+        assert row["export"] is None
+        assert why in row["export_note"]
+        assert f"({row['export_note'][:60]}" in told.getvalue()
+    else:
+        assert (dispatch(shlex.split(row["export"])[3:]), row["export_note"]) == (0, None)
+
+
 def test_what_fits_nowhere_says_the_smallest_change():
     words = io.StringIO()
     answer = advise_on([*SMALL, *TWO_L40S, "device_memory_bytes=1e7"], words)

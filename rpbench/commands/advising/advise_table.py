@@ -284,6 +284,7 @@ def _commands(answer: Mapping[str, Any]) -> Iterator[str]:
         yield row["command"]
     able = next((row for row in answer["ranking"] if row.get("export")), None)
     if able is None:
+        yield from (f"({row['export_note']})" for row in answer["ranking"][:1] if row.get("export_note"))
         return
     whose = "it" if able is answer["ranking"][0] else f"{label(able)}, the first row that a framework runs"
     yield f"to start {whose}, written for {framework_of(able)}:"
