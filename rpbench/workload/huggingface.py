@@ -107,14 +107,19 @@ def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping):
             inner = _text_part(inner) or inner
             widths = {"hidden_size", *(own for own, read in known().spellings.items() if read == "hidden_size")}
-            if inner.keys() & widths:
+            kind = inner.get("model_type")
+            if inner.keys() & widths or (isinstance(kind, str) and "hidden_size" in _of_type(kind).left_out):
                 return inner
     return {}
 
 
 def _family(given: Mapping[str, Any]) -> Family:
     kind = _kind(given)
-    return known().families.get(kind, Family()) if isinstance(kind, str) else Family()
+    return _of_type(kind) if isinstance(kind, str) else Family()
+
+
+def _of_type(kind: str) -> Family:
+    return known().families.get(kind, Family())
 
 
 def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,10 +128,9 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("attn_config"), Mapping):  # of MPT
         values |= {name: value for name, value in values["attn_config"].items() if name == "kv_n_heads"}
     for own, name in known().spellings.items():
-        if values.get(own) is not None and values.get(name) is None:
-            values[name] = values.pop(own)
-        elif name in values:
-            values.pop(own, None)
+        if own in values:
+            given_there = values.pop(own)
+            values[name] = given_there if values.get(name) is None else values[name]
     for name, value in _family(given).usual.items():
         if values.get(name) is None:
             values[name] = value
