@@ -4,7 +4,6 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rpbench.advice.interval import Shared, ratio_reach
 from rpbench.cost.footprint.replicas import SsdBytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
-from rpbench.engine.layout import layout_of
 from rpbench.ir.partition import symmetric
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
@@ -269,24 +267,19 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
     return tuple(found) or (HERE,)
 
 
-def space_of_framework(name: str | None, schedules: tuple[str, ...], seq_len: int) -> Space:
+def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
     """The space of a search over meshes whose plan a framework is to run; None: any framework.
-
-    Tensor shards of a mesh have slices of sequences of `seq_len` tokens, so they divide these.
 
     Raises:
         ValueError: if it runs none of the schedules.
     """
-    whole = Space(schedules=schedules)
-    whole = replace(whole, max_tensor=gcd(whole.max_tensor, seq_len))
     if name is None:
-        return whole
+        return Space(schedules=schedules)
     alone = name == "FSDP2"  # no pipeline: an order of one rank
     chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
     if name not in SHARES or not chosen:
         raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
-    most = whole.max_tensor if name in CUTS_LAYERS else 1
-    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=most)
+    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if name in CUTS_LAYERS else 1)
 
 
 def command_of_mesh(job: Job) -> str:
@@ -385,9 +378,9 @@ def _options(plan: Tuned) -> dict[str, Any]:
 
 def _unwritten(plan: Tuned, terms: Terms) -> str:
     """Why `show` writes no plan for RoundPipe's library, whose file says what the model takes on the host; or empty."""
-    layout = layout_of(plan.partition)
-    if not all((*layout.forward, *layout.backward)):
-        return f"{LIBRARY} has no range without layers, and partition {plan.partition} has one"
+    cut = plan.partition  # embedding and head stand in its outer stages, the head in the fused one if there is one
+    if 0 in (*cut.forward[1 : None if cut.fused else -1], *cut.backward[1:-1]):
+        return f"{LIBRARY} has no range without layers, and partition {cut} has one"
     why = why_not_built(terms.model)
     return f"no file for {LIBRARY}: {why}" if why else ""
 

@@ -175,8 +175,10 @@ class TransferTimes:
             if own and found and own.hop_latency_s and is_collective(payload):
                 found += self._hops(payload) * own.hop_latency_s * (self.bytes_per_s(payload) or 0.0)
             return found * (1 - own.hidden_sums) if own and payload.object == "sum" else found
+        if own is None:
+            return 0.0  # the costs have its time
         saved = float(_part(saved_state(self.stages.stage(payload.stage, backward=payload.backward)), payload.share))
-        return own.host_bytes(found, saved) if own else -2 * saved
+        return own.host_bytes(found, saved)
 
     def _hops(self, payload: Payload) -> float:
         """Hops whose latency counts, in all rings of a collective; in one ring, each of n devices sends (n - 1) / n."""

@@ -213,10 +213,18 @@ def _check_adapters(model: Architecture) -> None:
         raise ValueError(
             f"model.frozen_layers={model.frozen_layers} with adapters, beside which all is frozen: leave it out"
         )
-    maps = [each.name for routed in model.kinds for each in model.linear_maps(routed)]
-    known = list(dict.fromkeys(["all", "attention", "mlp", *maps]))
+    maps = [each for routed in model.kinds for each in model.linear_maps(routed)]
+    known = list(dict.fromkeys(["all", "attention", "mlp", *(each.name for each in maps)]))
     for name in model.lora_targets:
         if model.lora_rank is None:
             raise ValueError("model.lora_targets without adapters: set training_mode=lora and lora_rank as well")
         if name not in known:
             raise ValueError(unknown_name("name in model.lora_targets", name, known))
+    # A router has as many outputs as there are experts, often fewer than a usual rank.
+    beside = [each for each in maps if model.adapted(each) and each.part != "router"]
+    least, name = min(((min(each.inputs, each.outputs), each.name) for each in beside), default=(LARGEST, ""))
+    if model.lora_rank is not None and model.lora_rank > least:
+        raise ValueError(
+            f"model.lora_rank={model.lora_rank}: an adapter is thinner than the map beside it, and {name} is {least} "
+            f"wide; take at most {least}"
+        )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rpbench.untrusted import is_finite
 from rpbench.workload.architecture import LARGEST, MOST_LAYERS, Architecture
 from rpbench.workload.counts import FROM_THE_OTHERS, Experts, Latent
 from rpbench.workload.families import EVERY, Family, known
@@ -18,6 +19,7 @@ from rpbench.workload.families import EVERY, Family, known
 # Keys with the cost of linear attention's query: its products inside a block and with the state, 2 x 128 values a head.
 LINEAR_KEYS = 256
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+_BOOLEANS = ("tie_word_embeddings", "use_sliding_window", "multi_query", "new_decoder_architecture", "parallel_attn")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
 _LINEAR, _SLIDING, _CHUNKED, _FULL = (f"{kind}_attention" for kind in ("linear", "sliding", "chunked", "full"))
 
@@ -30,6 +32,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
     """
     given = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
     values, family = _normal(given), _family(given)
+    _check_booleans(values, family)
     heads, hidden = _size(values, "num_attention_heads"), _size(values, "hidden_size")
     experts, windows = _experts(values), _windows(values, family)
     found = Architecture(
@@ -48,7 +51,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         latent=_latent(values),
         windows=windows,
         learned_positions=_positions(values, family),
-        dropout=max(float(values.get(name) or 0.0) for name in _DROPOUTS),
+        dropout=max(_share(values, name) for name in _DROPOUTS),
         biases=_biased(values, family) >= set(EVERY),
         qk_norm=_query_key_norms(values, family) is not None,
         attention_sinks=family.sinks,
@@ -107,14 +110,19 @@ def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping):
             inner = _text_part(inner) or inner
             widths = {"hidden_size", *(own for own, read in known().spellings.items() if read == "hidden_size")}
-            if inner.keys() & widths:
+            kind = inner.get("model_type")
+            if inner.keys() & widths or (isinstance(kind, str) and "hidden_size" in _of_type(kind).left_out):
                 return inner
     return {}
 
 
 def _family(given: Mapping[str, Any]) -> Family:
     kind = _kind(given)
-    return known().families.get(kind, Family()) if isinstance(kind, str) else Family()
+    return _of_type(kind) if isinstance(kind, str) else Family()
+
+
+def _of_type(kind: str) -> Family:
+    return known().families.get(kind, Family())
 
 
 def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,10 +131,9 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("attn_config"), Mapping):  # of MPT
         values |= {name: value for name, value in values["attn_config"].items() if name == "kv_n_heads"}
     for own, name in known().spellings.items():
-        if values.get(own) is not None and values.get(name) is None:
-            values[name] = values.pop(own)
-        elif name in values:
-            values.pop(own, None)
+        if own in values:
+            given_there = values.pop(own)
+            values[name] = given_there if values.get(name) is None else values[name]
     for name, value in _family(given).usual.items():
         if values.get(name) is None:
             values[name] = value
@@ -216,6 +223,26 @@ def _known(values: Mapping[str, Any], *names: str, least: int = 1) -> int:
             raise ValueError(f"{name}={_short(value)}: a whole number from {least} to {LARGEST:,}")
         return value
     return 0
+
+
+def _share(values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    if value is None:
+        return 0.0
+    if not is_finite(value) or not 0 <= value < 1:
+        raise ValueError(f"{name}={_short(value)}: a number of at least 0 and below 1, e.g. 0.1")
+    return float(value)
+
+
+def _check_booleans(values: Mapping[str, Any], family: Family) -> None:
+    """Refuse what is neither true nor false: Python takes every word for true."""
+    switches = [key for _, key in family.biases]
+    switches += [family.head_bias] if isinstance(family.head_bias, str) else []
+    switches += [key for _, key in [family.query_key_norms or ("", None)]]
+    for name in (*_BOOLEANS, *filter(None, switches)):
+        value = values.get(name)
+        if value is not None and value not in (0, 1):
+            raise ValueError(f"{name}={_short(value)}: true or false, without quotes")
 
 
 def _short(value: object) -> str:

@@ -247,10 +247,15 @@ def test_the_hosts_memory_that_is_said_to_be_lacking_is_enough():
         ({"hidden_size": None}, "config.json has no hidden_size"),
         ({"max_position_embeddings": 1024, "seq_len": "asked"}, "seq_len=2048: "),
         ({"hidden_size": 10**30}, "a whole number from 1 to 1,000,000,000"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': true or false, without quotes"),
+        ({"mlp_bias": "no"}, "mlp_bias='no': true or false"),
+        ({"attn_pdrop": "a"}, "attn_pdrop='a': a number of at least 0 and below 1"),
+        ({"finetune": "lora", "lora_rank": 9_999_999}, "k_proj is 1024 wide; take at most 1024"),
     ],
 )
 def test_a_config_that_is_not_modelled_says_which_field(change, expected, config, capsys):
     words = ["seq_len=2048"] if change.pop("seq_len", None) else []
+    words += [f"{key}={change.pop(key)}" for key in ("finetune", "lora_rank") if key in change]
     (config / "config.json").write_text(json.dumps(LLAMA_3B | change))
     assert dispatch(("advise", f"model={config}", *FOUR_L40S, *words)) == 2
     assert expected in capsys.readouterr().err

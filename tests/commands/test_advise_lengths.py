@@ -62,4 +62,5 @@ def test_lengths_that_cannot_be_are_answered(words, expected, capsys):
     assert dispatch(("advise", *own, *words)) == 2
     out, err = capsys.readouterr()
     assert expected in err
+    assert "searching" not in err
     assert out == ""

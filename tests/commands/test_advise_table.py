@@ -129,6 +129,17 @@ def test_recomputation_is_told_in_layers(word, keeps, told):
     assert recomputed({"options": {"recompute": "selective", "partition": "8"}}) == "selective"  # of a mesh
 
 
+@pytest.mark.parametrize(
+    "factor, told",
+    [(0.25, "0.25 times as fast"), (1.0443, "4.4 % faster"), (0.996, "0.4 % slower"), (1.1, "1.1 times as fast")],
+)
+def test_a_factor_near_one_is_a_percentage(factor, told):
+    turns = [{"name": "devices", "factor": factor}]
+    assert f"zb_h1 would be first with devices {told}, both plans kept" in "\n".join(
+        table(ANSWER | {"order_turns": turns}, 200)
+    )
+
+
 def test_what_starts_the_first_row_stands_right_under_the_table():
     """Before reasons and misfits; where no framework runs the first row, of the first that one runs."""
     far = ROW | {"schedule": "zb_v", "export": "python -m rpbench show schedule=zb_v format=torchtitan"}

@@ -14,6 +14,7 @@ from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
@@ -63,6 +64,18 @@ def test_a_step_reads_and_writes_the_state_that_there_is(bits, bytes_a_parameter
     steps = Traffic(sizes, Machine("any"), optimizer=optimizer).charged(schedule, costs).work[Kind.STEP]
     assert steps[0].main == 0
     assert steps[1].main == pytest.approx(2 * model.layer_parameters * bytes_a_parameter / 1e6, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer, moved", [(None, 0), (OptimizerTraffic(40, 28, 1e6), 40 - 2 * (12 - STATE_8))])
+def test_a_step_on_the_host_moves_no_fewer_bytes_than_none(optimizer, moved):
+    """Without a charge for it, the costs have its time, and others on the host's memory see nothing of it."""
+    found = entry("zero_offload")
+    order = found.build(Shape(2, 3, 4)).with_partition(symmetric((2, 2, 2)))
+    schedule = found.lower(order, prefetch=1, **found.options)
+    sizes = model_bytes(replace(WHOLE, optimizer_bits=8), 64)
+    times = Traffic(sizes, Machine("any"), optimizer=optimizer).times(schedule, 1)
+    steps = [each for each in Analysis(schedule).payload.values() if each.lane == "host" and each.stage == 1]
+    assert sum(map(times.bytes_of, steps)) == pytest.approx(2 * WHOLE.layer_parameters * moved, rel=1e-3)
 
 
 SIZES = ("num_layers=8", "hidden=1024", "heads=8", "vocab=8000", "seq_len=1024", "gpu=rtx4090", "num_devices=2")

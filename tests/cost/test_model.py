@@ -177,6 +177,7 @@ def test_sizes_that_are_left_out_follow_from_the_others() -> None:
         ({"training_mode": "frozen"}, "model.training_mode='frozen' is unknown; choose full, lora or qlora"),
         ({"training_mode": "lora"}, "lora needs a rank"),
         ({"lora_rank": 8}, "full takes none"),
+        ({"training_mode": "lora", "lora_rank": 1025, "key_value_heads": 8}, "k_proj is 1024 wide; take at most 1024"),
         ({"family": "gtp"}, "model.family='gtp' is unknown; choose one of gpt, llama, qwen3, gpt_oss"),
         ({"rope_theta": 1}, "model.rope_theta=1: a finite number above 1"),
         ({"rope_theta": float("inf")}, "model.rope_theta=inf: a finite number above 1"),

@@ -1,9 +1,12 @@
 """The export for the released RoundPipe: its plan and its host memory by hand, and its own class where installed."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from rpbench.advice.rows import _unwritten
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.torch_runtime.formats.frameworks import (
     roundpipe_host_bytes,
     roundpipe_plan,
@@ -25,6 +28,20 @@ def test_a_fused_plan_by_hand():
     assert (plain["run_type"], plain["fwd_plan"], plain["bwd_plan"]) == ("train", [[0, 3], [3, 7]], [[3, 7], [0, 3]])
     with pytest.raises(ValueError, match="forward range 1 of the plan has no layer"):
         roundpipe_plan(symmetric((2, 0, 3)))
+
+
+@pytest.mark.parametrize(
+    "cut", ["1-2|2-1-2*", "0-3|3-2*", "3-0|1-2-2*", "4|0-3-1", "0-3-1|1-2-1", "2-0-2|2-2-0", "1-3|2-0-2", "0-4-0|1-3"]
+)
+def test_advice_knows_which_plans_are_refused(cut):
+    partition, model = parse(cut), Architecture("small", num_layers=5, hidden=24, heads=2, vocab=40, seq_len=8)
+    why = _unwritten(SimpleNamespace(partition=partition), SimpleNamespace(model=model))
+    try:
+        roundpipe_plan(partition)
+    except ValueError:
+        assert "no range without layers" in why
+    else:
+        assert why == ""
 
 
 def test_its_host_memory_by_hand():

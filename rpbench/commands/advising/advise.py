@@ -54,11 +54,11 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     question = questions.question_of(asked.own)
     found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
+    asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
+    sequences = count_in(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
     if machine.num_nodes == 1 and question in (None, "compare"):
         told = f"{_seconds(asked):g} s on {usable_cores()} processors, longer while others use them"
         print(f"searching: {told}", file=people, flush=True)
-    asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
-    sequences = count_in(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
     if question in ("max_seq_len", "batch"):
         answer = _limits(model, machine, asked, question, sequences)
     elif question == "fewest_devices":
@@ -196,7 +196,7 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
     timed, framework = tuple(name for name in chosen if name in SCHEDULES), framework_in(asked)
     if not timed and other_orders(chosen, framework):
         timed = ("1f1b",)  # whose meshes the other orders take
-    return space_of_framework(framework, timed, model.seq_len)
+    return space_of_framework(framework, timed)
 
 
 def _seconds(asked: Asked) -> float:

@@ -190,7 +190,7 @@ def on_host(
         chosen = tuple(dict.fromkeys((*chosen, "1f1b")))
     try:
         refuse_frozen(terms.model)
-        space = space_of_framework(framework, chosen, terms.model.seq_len)
+        space = space_of_framework(framework, chosen)
     except ValueError as error:
         return str(error)
     question = Question(terms.model, machine, software(DEFAULT), terms.model.seq_len, terms.sequences_per_step)

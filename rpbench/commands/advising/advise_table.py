@@ -26,6 +26,7 @@ MEANT = {
     "jitter": "waiting for the slowest node",
 }
 WITHIN = 16  # the largest factor of `order_turns`
+NEAR = 0.1  # factors this near to 1 are told as percentages
 
 
 def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> list[str]:
@@ -272,9 +273,15 @@ def _turns(answer: Mapping[str, Any]) -> Iterator[str]:
     never = [turn["name"] for turn in answer["order_turns"] if turn["factor"] is None]
     for turn in answer["order_turns"]:
         if turn["factor"] is not None:
-            yield f"{second} would be first with {turn['name']} {turn['factor']:.2g} times as fast, both plans kept"
+            yield f"{second} would be first with {turn['name']} {_pace(turn['factor'])}, both plans kept"
     if never:
         yield f"{second} stays behind with up to {WITHIN} times faster or slower {', '.join(never)}, both plans kept"
+
+
+def _pace(factor: float) -> str:
+    if abs(factor - 1) >= NEAR:
+        return f"{factor:.2g} times as fast"
+    return f"{100 * abs(factor - 1):.2g} % {'faster' if factor > 1 else 'slower'}"
 
 
 def _commands(answer: Mapping[str, Any]) -> Iterator[str]:

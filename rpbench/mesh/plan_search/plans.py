@@ -116,7 +116,7 @@ def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> 
     tensors = [
         t
         for t in _powers(min(space.max_tensor, machine.domain_devices))
-        if own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
+        if seq_len % t == own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
     ]
     contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]
     experts = [e for e in _powers(own.experts.total) if own.experts.total % e == 0] if own.experts else [1]

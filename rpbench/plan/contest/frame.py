@@ -127,7 +127,7 @@ class Frame:
     @cached_property
     def _over_ssd(self) -> float:
         ssd, sizes = self.terms.cluster.ssd, self.terms.sizes(self.setting.microbatch_sequences)
-        return 0.0 if ssd is None else ssd_bytes(self.schedule.on_ssd, sizes).held / ssd.bytes
+        return 0.0 if ssd is None else ssd_bytes(self.schedule.on_ssd, sizes.under(self.schedule)).held / ssd.bytes
 
     def costs(self, partition: Partition, keeps: tuple[int, ...]) -> CostTable:
         """Times of all actions of a cut, transfers and optimizer included."""
