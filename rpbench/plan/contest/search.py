@@ -81,8 +81,15 @@ class Search(Trials):
 
     def look(self, known: Sequence[Known] = ()) -> Outcome:
         """The best outcome near the usual setting, or near known plans of other contenders; ValueError as of `tune`."""
-        begun = self._fitting(self._best_known(known) or self._start())
-        if self.is_over is None or known:
+        begun = self._best_known(known)
+        if begun is None or self.bounds.moves:  # where weights move, plans of others say little
+            begun = max(filter(None, (begun, self._start())), key=lambda each: self.tried[each].score)
+        begun, best = self._fitting(begun), self.best()
+        if self.is_over is None:
+            return best.timed
+        if self._orders_follow_times and best.timed.keeps == best.cut.backward:  # an order without recomputation
+            self._look_at_cut(best.setting.changed("recompute", "none"), best.cut)
+        if known:
             return self.best().timed
         for value in self.space.dimensions["recompute"] if begun.recompute != "fitting" else ():
             changed = begun.changed("recompute", value)
@@ -429,20 +436,15 @@ class Search(Trials):
             return
         seen = {self.best().setting.microbatch_sequences}
         while not self.is_spent():
-            pace = self.best_pace()
-            others = [
-                each
-                for each in self._found()
-                if each.setting.microbatch_sequences not in seen
-                and self._is_near(each, FAR)
-                and self.bounds.pace(each.setting) > pace * (1 + PROVEN)
-            ]
-            if not others:
+            worth = self.best_pace() * (1 + PROVEN)
+            others = (each for each in self._found() if each.setting.microbatch_sequences not in seen)
+            able = [each for each in others if self._is_near(each, FAR) and self.bounds.pace(each.setting) > worth]
+            if not able:
                 return
-            setting = max(others, key=lambda each: each.score).setting
+            setting = max(able, key=lambda each: each.score).setting
             seen.add(setting.microbatch_sequences)
             self._improve_cut(setting, far=True)
-            if self.best_pace() > pace * (1 + PROVEN):
+            if self.best_pace() > worth:
                 self._move_far()
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
