@@ -120,6 +120,17 @@ def test_a_device_that_keeps_nothing_holds_as_much_whatever_others_keep(name, ra
         assert some[0, others].tolist() == plain[0, others].tolist()
 
 
+@pytest.mark.parametrize("room", [0, 2_000, 10_000])
+def test_activations_that_move_to_a_partner_take_its_room(room):
+    """BPipe keeps those of the first stages on the last devices, which must have room for them beside their own."""
+    order, cut = built("bpipe", 4, 4), np.full((1, 4), 2)
+    footprint = Footprint(order, SIZES, peak_in_flight(build_graph(order)))
+    limit = int(footprint.peaks(cut, cut, 0 * cut).max()) + room
+    keeps = footprint.fitting(cut, cut, limit)
+    assert footprint.peaks(cut, cut, keeps).max() <= limit
+    assert keeps.any() or not room
+
+
 @pytest.mark.parametrize("name, ranks, stages", [order for order in ORDERS if order[0].startswith("zb")])
 def test_between_the_halves_stays_what_the_gradient_of_the_weights_needs(name, ranks, stages):
     order, sizes = built(name, ranks, stages), replace(SIZES, keeps_activations=False)

@@ -283,6 +283,8 @@ class Footprint:
     def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Ints:
         """The layers of each backward stage that are not recomputed, as many as fit the memory, (plans, stages)."""
         holds = self._holds[: backward.shape[1]]
+        if moves_activations(self._analysis.schedule):  # a partner of its device may have a stage's activations too
+            holds = holds | np.array([levels.any(axis=0) for levels in self.moments()]).T
         return fitting_layers(lambda keeps: self.peaks(forward, backward, keeps), backward, holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
