@@ -53,6 +53,8 @@ def left_out(row: Record) -> str:
     asked = row.get("config", {})
     if row.get("mesh") is not None and row["evidence"] == "predicted":
         return ""
+    if asked.get("charge") == "bytes" and row.get("num_steps") == 1 and row.get("host_memory_bytes"):
+        return "the host's update after the last backward (num_steps=3 has it, between steps)"
     in_hops = row["mode"] == "simulate" and asked.get("charge") == "hops" and asked.get("tuning_budget") is None
     if not in_hops or row["cost"] == "unit" or asked.get("model", {}).get("name") == "abstract":
         return ""
