@@ -191,7 +191,7 @@ def side_of_job(job: Job, step_s: float | None, label: str, *, slower: float = 1
         "published" if step_s else "predicted",
         causes,
         "predicted",
-        work=Work(job.architecture.flops_per_token(job.seq_len), job.machine.device.flops_16, _dtype_gain(job)),
+        work=Work(job.architecture.flops_per_token(job.seq_len), job.machine.device.flops_16, dtype_gain(job)),
         settings=settings_of(job),
         **more,
     )
@@ -228,7 +228,8 @@ def _inner(job: Job) -> Seconds:
     return whole._replace(host=sum(count * seconds.waits for seconds, count in found))
 
 
-def _dtype_gain(job: Job) -> float:
+def dtype_gain(job: Job) -> float:
+    """Seconds of computation in 16 bits over those in the precision of a run under a mesh."""
     if job.precision == "bf16":
         return 1.0
     return job_causes(replace(job, precision="bf16"))[COMPUTATION] / job_causes(job)[COMPUTATION]

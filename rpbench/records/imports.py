@@ -16,13 +16,14 @@ from rpbench import whole_file
 from rpbench.config.choices import ConfigError
 from rpbench.records import provenance, record
 from rpbench.records.record import Record
-from rpbench.untrusted import parsed
+from rpbench.untrusted import MOST_DIGITS, parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
 
 # Fields about the program that wrote a record: those of another program are left out.
 _OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
+_TEXTS = (*record.NAMES, "experiment", "evidence", "reason", "contender", "partition", "partition_layers")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler for work of a device
 
 
@@ -56,7 +57,7 @@ def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise ConfigError(f"import csv: line {number} has more or fewer fields than the header")
-        found.append(_record({key: _value(value) for key, value in row.items() if value != ""}, f"line {number}"))
+        found.append(_record(_values(row), f"line {number}"))
     if not found:
         raise ConfigError("import csv: a header and no row beneath it; write a row a run")
     return found
@@ -95,12 +96,26 @@ def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if isinstance(value, (str, int, float))}
 
 
+def _values(row: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a row by column, without empty cells; those of columns that hold text stay text."""
+    return {key: text if key in _TEXTS else _value(text) for key, text in row.items() if text != ""}
+
+
 def _value(text: str) -> Any:
+    """The value of a cell: a number, True or False, or an object or a list, which `export` writes as JSON."""
+    if text in ("True", "False"):
+        return text == "True"
+    if text[0] in "{[":
+        try:
+            return parsed(text)
+        except ValueError:
+            return text
     try:
         number = float(text)
     except ValueError:
         return text
-    return int(number) if number.is_integer() and "." not in text and "e" not in text.lower() else number
+    is_whole = number.is_integer() and "." not in text and "e" not in text.lower()
+    return int(text) if is_whole and len(text) <= MOST_DIGITS else number
 
 
 def _record(given: Mapping[str, Any], place: str) -> Record:
@@ -118,8 +133,8 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
         **{key: str(given.get(key, "elsewhere")) for key in record.NAMES},
         **{key: given.get(key, 0) for key in record.COUNTS},
         "run_id": digest,
-        "status": "ok",
-        "reason": None,
+        "status": given["status"] if given.get("status") in record.STATUSES else "ok",
+        "reason": given["reason"] if isinstance(given.get("reason"), str) else None,
         "evidence": MEASURED_ELSEWHERE,
         "choices": {},
         "config": {},

@@ -24,7 +24,7 @@ from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, mov
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.moved_objects import LINKS, carries
-from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights, from_text
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
@@ -345,15 +345,16 @@ def _model_bytes(request: Request) -> ModelBytes | None:
 
 
 def _from_file(request: Request, file: SourceFile) -> Assembled:
-    """A schedule in text form, checked; every stage holds one layer unless its header names a partition."""
-    schedule = _read(file)
-    if schedule.partition is None and not schedule.shape.separate_cuts:
-        schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
-    _check_typed(request, schedule, file)
+    """A schedule in text form, checked, with its own cut, or else the typed one, or else a layer a stage."""
+    read = _read(file)
+    has_cut = read.partition is not None
+    schedule = read if has_cut else _cut(request, read, file)
+    _check_typed(request, schedule, file, has_cut=has_cut)
     graph, versions = checked_graph(schedule)
     if schedule.partition is None:
         raise ConfigError(
-            f"schedule_file={file.path}: forward and backward are cut apart; its header must name a partition"
+            f"schedule_file={file.path}: forward and backward are cut apart; its header must name a partition, "
+            "or partition= beside it"
         )
     entry, cost = registry.offered().get(schedule.name), request.cost
     request = replace(request, num_devices=schedule.shape.num_ranks)
@@ -361,9 +362,12 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
     if schedule.partition.num_layers != times.num_layers:
+        even = _even(times.num_layers, schedule.shape.num_stages)
+        typed = f"type a partition of as many, as partition={even}; without one every stage holds a layer"
+        way_out = "name a partition of as many in its header" if has_cut else typed
         raise ConfigError(
             f"schedule_file={file.path}: its stages hold {schedule.partition.num_layers} layers, and there are times "
-            f"of {times.num_layers}: name a partition of as many in its header, a layer a stage without one"
+            f"of {times.num_layers}: {way_out}"
         )
     own = times if entry is None else times_of_method(times, entry, schedule.shape.num_ranks, {})
     costs = own.table(
@@ -394,7 +398,28 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     )
 
 
-def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
+def _cut(request: Request, schedule: Schedule, file: SourceFile) -> Schedule:
+    """A schedule of a file without a cut, with the typed one or else a layer a stage; as it is if cut apart."""
+    shape, text = schedule.shape, request.partition
+    if not any(item.lstrip("+").startswith("partition=") for item in request.overrides):
+        return schedule if shape.separate_cuts else schedule.with_partition(symmetric((1,) * shape.num_stages))
+    if not text[:1].isdigit():
+        even = _even(request.model.num_layers if request.model else shape.num_stages, shape.num_stages)
+        raise ConfigError(
+            f"partition={text}: schedule_file={file.path} has no cut, and nothing searches one for a file; type the "
+            f"layers of each of its {shape.num_stages} stages, as partition={even}"
+        )
+    with config_errors(f"schedule_file={file.path}: "):
+        return schedule.with_partition(parse(text))
+
+
+def _even(num_layers: int, num_stages: int) -> str:
+    """Layers of stages that are as equal as possible, as text."""
+    each, more = divmod(num_layers, num_stages)
+    return str(symmetric((each,) * (num_stages - more) + (each + 1,) * more))
+
+
+def _check_typed(request: Request, schedule: Schedule, file: SourceFile, *, has_cut: bool) -> None:
     """Refuse a name, sizes, a partition or transfers on the command line that differ from the file's."""
     shape, asked, moves = schedule.shape, request.num_microbatches, has_transfers(schedule)
     one_by_one = shape.num_microbatches == 1 and shape.num_steps % request.num_steps == 0
@@ -414,7 +439,7 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
             f"has {shape.num_stages} stages on {shape.num_ranks} ranks",
         ),
         "mesh.pipeline": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
-        "partition": (request.partition == str(schedule.partition), f"is cut {schedule.partition}"),
+        "partition": (not has_cut or request.partition == str(schedule.partition), f"is cut {schedule.partition}"),
         "offload": (
             request.offload in (("weights", "all", "auto") if moves else ("none", "auto")),
             "moves something" if moves else "moves nothing",

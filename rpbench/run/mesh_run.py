@@ -81,6 +81,11 @@ def job_of(request: Request, chosen: MeshChoice) -> Job:
     )
 
 
+def tokens_of(job: Job, order: Schedule) -> int:
+    """Tokens of a step on all devices."""
+    return job.sequences * job.seq_len * job.mesh.data * order.shape.num_microbatches
+
+
 def _opening(request: Request, choice: Choice, step: Step) -> Fields:
     shape, entry, notes = step.order.shape, request.entry, list(request.notes)
     if entry.lower is not None or entry.separate_cuts:
@@ -101,7 +106,7 @@ def _opening(request: Request, choice: Choice, step: Step) -> Fields:
 
 def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcome:
     evidence = "predicted" if mesh.counts_layers else "simulated"
-    tokens = job.sequences * job.seq_len * job.mesh.data * step.order.shape.num_microbatches  # on all devices
+    tokens = tokens_of(job, step.order)
     memory = bytes_of_order(job, step.order, step.graph.analysis)
     most = fullest(job, memory)
     found = most.verdict()

@@ -303,6 +303,28 @@ def test_a_deeper_pipeline_is_bubble(recorded, ask):
     assert causes(answer) == {"bubble": pytest.approx(log((1 + 3 / 8) / (1 + 3 / 32)))}
 
 
+MESHED = (
+    *("model=llama3_8b", "cluster=dgx_h100", "num_devices=8", "mesh.tensor=2", "mesh.data=2", "num_microbatches=8"),
+    *("workload.microbatch_sequences=1", "cost=analytic"),
+)
+
+
+def test_records_of_meshes_are_explained_by_the_terms_of_their_steps(recorded, ask, results):
+    first, second = recorded("schedule=1f1b", *MESHED), recorded("schedule=zb_v", *MESHED)
+    answer, _ = ask(first, second)
+    rows = [record.read(results / name) for name in (first, second)]
+    assert answer["ratio"] == pytest.approx(rows[1]["tokens_per_s"] / rows[0]["tokens_per_s"])
+    assert answer["unexplained"]["log"] == pytest.approx(0.0, abs=1e-9)
+    each = rows[0]["tokens_per_step"] / 8
+    seconds = {row["cause"]: row["a_seconds"] * each for row in answer["causes"] if row["a_seconds"] is not None}
+    busy = rows[0]["busy_s"]
+    assert seconds["bubble"] == pytest.approx(rows[0]["terms_s"]["bubble"])
+    assert seconds["partition"] == pytest.approx(max(busy) - sum(busy) / len(busy))
+    typed, _ = ask(first, f"tokens_per_s={rows[1]['tokens_per_s']}", "schedule=zb_v")
+    assert causes(typed) == pytest.approx(causes(answer))
+    assert typed["ratio"] == pytest.approx(answer["ratio"])
+
+
 def test_late_updates_of_a_record(recorded, ask):
     words = ("schedule=roundpipe", *SIMPLE, "num_steps=4")
     answer, _ = ask(recorded(*words), recorded(*words, "schedule.asynchronous=true"))

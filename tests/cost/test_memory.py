@@ -267,6 +267,21 @@ def test_a_way_out_of_too_much_weight_depends_on_where_weights_live():
     assert re.search(r"are weights: take more stages", streamed)
 
 
+@pytest.mark.parametrize(
+    ("name", "largest", "way_out"),
+    [
+        ("1f1b", "activations", "take smaller microbatches, or recompute=all"),
+        ("1f1b", "kept stage inputs", "take smaller microbatches"),
+        ("gpipe", "kept stage inputs", "take smaller microbatches, or a schedule with fewer in flight such as 1f1b"),
+        ("gpipe", "activations", "recompute=all, or a schedule with fewer in flight such as 1f1b"),
+        ("zero_3", "gathered weights", "take more and smaller stages"),
+    ],
+)
+def test_no_way_out_is_the_schedule_that_runs(name, largest, way_out):
+    found = why_infeasible(built(name, "2-2", 2, 2), [{largest: 2 * 10**9}, {}], 10**9)
+    assert found.endswith(way_out)
+
+
 def test_a_schedule_without_layers_has_no_bytes():
     with pytest.raises(ValueError, match="give it a partition first"):
         classes_of(entry("gpipe").build(Shape(2, 2, 2)), SIZES, [2, 2])

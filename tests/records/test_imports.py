@@ -65,6 +65,30 @@ def test_a_number_with_an_exponent_is_a_measure_and_no_count():
         imports.records_of_csv("schedule,num_devices\n1f1b,1e3\n")
 
 
+def test_exported_records_come_back_with_every_value(tmp_path, capsys):
+    runs, back = tmp_path / "runs", tmp_path / "back"
+    words = ["model=tiny_gpt", "num_microbatches=4", f"results_dir={runs}"]
+    dispatch(["schedule=1f1b", "num_devices=2", *words])
+    dispatch(["schedule=1f1b", "num_devices=1", "cluster.device_memory_bytes=1000", *words])
+    dispatch(["export", f"results_dir={runs}", f"out={tmp_path / 'runs.csv'}"])
+    assert dispatch(["import", "csv", str(tmp_path / "runs.csv"), f"results_dir={back}"]) == 0
+    capsys.readouterr()
+    own = {*record.PASSING, *imports._OURS, "evidence", "files"}  # of the program that writes, not of the run
+    found = [
+        [{k: v for k, v in row.items() if k not in own and v is not None} for row in record.read_all(folder)]
+        for folder in (runs, back)
+    ]
+    assert len(found[0]) == 2
+    assert sorted(row["status"] for row in found[0]) == ["infeasible", "ok"]
+    for row in found[0]:
+        assert row | {"backend": "elsewhere"} in found[1]
+
+
+def test_a_cell_that_only_begins_as_json_stays_text():
+    (row,) = imports.records_of_csv('schedule,note,wide,big\n1f1b,[draft,"[1, 2]",12345678901234567891\n')
+    assert (row["note"], row["wide"], row["big"]) == ("[draft", [1, 2], 12345678901234567891)
+
+
 @pytest.mark.parametrize(
     "read, text, rule",
     [

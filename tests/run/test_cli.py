@@ -321,6 +321,22 @@ def test_a_schedule_file_may_begin_with_the_mark_of_other_editors(name, rpbench,
     assert f"schedule_file={name}: it is no UTF-8 text (line 1, byte 0); save it as UTF-8" in err
 
 
+def test_a_table_without_a_cut_takes_the_typed_one(rpbench, tmp_path):
+    (tmp_path / "own.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    words = ("schedule_file=own.csv", "model=tiny_gpt", "cost=constant")
+    status, (row,), _ = rpbench(*words, "partition=9-7")
+    assert (status, row["partition_layers"], row["num_devices"]) == (0, "9-7", 2)
+    for typed, said in [
+        ((), "times of 16: type a partition of as many, as partition=8-8"),
+        (("partition=8-9",), "its stages hold 17 layers, and there are times of 16"),
+        (("partition=8-4-4",), "schedule_file=own.csv: partition 8-4-4 has 3 forward"),
+        (("partition=search",), "partition=search: schedule_file=own.csv has no cut"),
+    ]:
+        status, rows, err = rpbench(*words, *typed)
+        assert (status, rows) == (2, [])
+        assert said in err
+
+
 @pytest.mark.parametrize(
     "size, there",
     [

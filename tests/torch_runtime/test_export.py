@@ -284,7 +284,7 @@ def test_every_number_of_a_plan_is_in_megatrons_arguments(case):
     assert found["num-layers"] == schedule.partition.num_layers
 
 
-@given(plans())
+@given(plans().filter(lambda case: case[0].name not in ("gpipe", "interleaved_1f1b")))
 def test_every_number_of_a_plan_is_in_deepspeeds_file(case):
     schedule, plan = case
     found = json.loads(export(schedule, "deepspeed", Given(lambda: None, plan=plan)))

@@ -3,6 +3,7 @@
 Causes of a record's time come from
 
 simulated, predicted, emulated   its schedule, timed again with free collectives, host updates and transfers
+under a mesh                     the terms of its step, timed again
 measured                         a replay of its own durations; the load of other programs is the rest
 mode=predict                     the model of its system (`rpbench.explain.predicted`)
 """
@@ -19,22 +20,26 @@ from typing import Any, TextIO, get_args
 from rpbench.advice.causes import causes_at
 from rpbench.config.choices import ConfigError, Predict
 from rpbench.config.configuration import is_of_hydra
+from rpbench.config.mesh import MeshChoice
 from rpbench.config.request import Request, load
 from rpbench.cost.table import CostTable
-from rpbench.explain.predicted import side_of_case, work_of
-from rpbench.explain.side import COMPUTATION, UNITS, Number, Side, Work, number_of
+from rpbench.explain.predicted import dtype_gain, side_of_case, work_of
+from rpbench.explain.side import COMPUTATION, DECLARED, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
+from rpbench.mesh.ordered_step import simulate_step
 from rpbench.records.describe import unit
 from rpbench.records.record import Record, find, read_all
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
+from rpbench.run.mesh_run import job_of, planned, tokens_of
 from rpbench.run.modes.predict import basis_of, case_of
 from rpbench.run.scheduled import assembled_of
-from rpbench.sim.metrics import step_time
+from rpbench.sim.metrics import measure, step_time
 from rpbench.sim.shared_links import simulate_charged
 from rpbench.untrusted import is_finite
 
 SHOWN = ("schedule", "model", "cluster", "cost", "mode", "backend", "partition_layers", "offload", "staleness_steps")
+WORK = ("work", "kernels", "recompute", "collectives", "host")  # terms of the busiest rank, of a step under a mesh
 MODES = ("simulate", "train", "predict")
 
 
@@ -131,7 +136,7 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         return replace(_predicted(request, case.num_devices / seconds, label, "given"), rate=rate)
     if not request.tokens_per_microbatch:
         raise ConfigError(f"{label}: model={request.model_name} has no tokens; take a run of a model with a shape")
-    tokens = request.tokens_per_step
+    tokens = _tokens_per_step(request)
     each = request.num_devices / tokens
     return Side(
         label,
@@ -148,6 +153,14 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
     )
 
 
+def _tokens_per_step(request: Request) -> int:
+    """Tokens of a step, on all devices."""
+    if request.mesh is None or request.mesh.machine is None:
+        return request.tokens_per_step
+    job, _, order, _ = planned(request, request.mesh)
+    return tokens_of(job, order)
+
+
 def _model(request: Request) -> str:
     return "predicted" if request.cost.name == "analytic" else "simulated"
 
@@ -161,12 +174,33 @@ def _predicted(request: Request, tokens_per_s: float, label: str, evidence: str)
 
 def step_causes(request: Request) -> dict[str, float]:
     """Seconds of a simulated step by cause, as a mean over devices; they add up to the step."""
-    assembled = assembled_of(request)
-    prompt = _prompt(request)
+    whole, prompt = _causes(request), _prompt(request)
     if prompt is None:
-        return _of_schedule(assembled)
-    found = _of_schedule(assembled_of(prompt))
-    return found | {"late updates": sum(_of_schedule(assembled).values()) - sum(found.values())}
+        return whole
+    found = _causes(prompt)
+    return found | {"late updates": sum(whole.values()) - sum(found.values())}
+
+
+def _causes(request: Request) -> dict[str, float]:
+    """Seconds of a simulated step by cause, late updates aside."""
+    if request.mesh is not None and request.mesh.machine is not None:
+        return _under_mesh(request, request.mesh)
+    return _of_schedule(assembled_of(request))
+
+
+def _under_mesh(request: Request, mesh: MeshChoice) -> dict[str, float]:
+    """The terms of a step under a mesh by cause; those of the busiest rank's work are cut to the mean of ranks."""
+    job, _, order, costs = planned(request, mesh)
+    step = simulate_step(job, order, costs, counts_layers=mesh.counts_layers)
+    switch = request.entry.switch_after_last_forward
+    busy = measure(step.sharded, step.timeline, step.costs, switch_after_last_forward=switch)["busy_s"]
+    mean = sum(busy) / len(busy) / max(busy)  # over the busiest
+    found = dict.fromkeys(DECLARED["cause_of_mesh_term"].values(), 0.0) | {"partition": 0.0}
+    for name, seconds in step.terms.items():
+        own = seconds * mean if name in WORK else seconds
+        found[DECLARED["cause_of_mesh_term"][name]] += own
+        found["partition"] += seconds - own
+    return found
 
 
 def _prompt(request: Request) -> Request | None:
@@ -223,6 +257,10 @@ def _work(request: Request) -> Work | None:
     model, tokens = request.model, request.tokens_per_microbatch
     if model is None or not tokens:
         return None
+    mesh = request.mesh
+    if mesh is not None and mesh.machine is not None:
+        flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
+        return Work(flops, mesh.machine.device.flops_16, dtype_gain(job_of(request, mesh)) if mesh.counts_layers else 1)
     if request.cost.name == "analytic":
         try:
             return work_of(model, tokens, basis_of(request.cluster, request.cost), "roundpipe")

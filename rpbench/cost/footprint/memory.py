@@ -21,6 +21,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 (arXiv 2604.27085).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -407,23 +408,32 @@ def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, 
 
 
 _WAYS_OUT = {
-    "weights": "take more devices, or schedule=roundpipe, which streams the weights",
-    "stashed weights": "take more devices, or a schedule that keeps one version, such as 1f1b",
-    "gathered weights": "take more and smaller stages, or schedule=zero_3, which gathers them stage by stage",
-    "gradients on their way": "take more and smaller stages",
-    "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",
-    "optimizer state": "take more devices, or schedule=roundpipe, which keeps it on the host",
-    "kept by trials": "take more devices, or schedule=zero_2, which tries nothing",
-    "prefetched weights": "take more stages, or let partition=search find smaller ones",
-    "kept stage inputs": "take smaller microbatches, or a schedule with fewer in flight such as 1f1b",
-    "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",
-    "recomputed activations": "take smaller microbatches, or more stages",
-    "activations between halves": "take smaller microbatches, or a schedule whose backward is in one piece",
+    "weights": ("take more devices", "schedule=roundpipe, which streams the weights"),
+    "stashed weights": ("take more devices", "a schedule that keeps one version, such as 1f1b"),
+    "gathered weights": ("take more and smaller stages", "schedule=zero_3, which gathers them stage by stage"),
+    "gradients on their way": ("take more and smaller stages",),
+    "gradients": ("take more devices", "schedule=roundpipe, which holds one stage's gradients at a time"),
+    "optimizer state": ("take more devices", "schedule=roundpipe, which keeps it on the host"),
+    "kept by trials": ("take more devices", "schedule=zero_2, which tries nothing"),
+    "prefetched weights": ("take more stages", "let partition=search find smaller ones"),
+    "kept stage inputs": ("take smaller microbatches", "a schedule with fewer in flight such as 1f1b"),
+    "activations": ("take smaller microbatches", "recompute=all", "a schedule with fewer in flight such as 1f1b"),
+    "recomputed activations": ("take smaller microbatches", "more stages"),
+    "activations between halves": ("take smaller microbatches", "a schedule whose backward is in one piece"),
 }
 _STREAMED_WAYS_OUT = {
-    "weights": "take more stages, or let partition=search find smaller ones",
-    "gradients": "take more stages, or let partition=search find smaller ones",
+    "weights": ("take more stages", "let partition=search find smaller ones"),
+    "gradients": ("take more stages", "let partition=search find smaller ones"),
 }
+
+
+def _way_out(schedule: Schedule, largest: str) -> str:
+    """What to do about the largest class of tensors, without the name of the schedule that runs."""
+    streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
+    first, *others = (_WAYS_OUT | streamed).get(largest, ("take smaller microbatches",))
+    own = re.compile(rf"(schedule=|such as ){re.escape(schedule.name)}\b")
+    others = [way for way in others if not (schedule.name and own.search(way))]
+    return ", ".join([first, *others[:-1], *(f"or {way}" for way in others[-1:])])
 
 
 def why_infeasible(schedule: Schedule, classes: Sequence[Mapping[str, int]], limit_bytes: int) -> str:
@@ -438,9 +448,7 @@ def why_infeasible(schedule: Schedule, classes: Sequence[Mapping[str, int]], lim
     if needed[worst] <= limit_bytes:
         return ""
     largest = max(classes[worst], key=lambda name: classes[worst][name])
-    streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
-    way_out = (_WAYS_OUT | streamed).get(largest, "take smaller microbatches")
     return (
         f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {limit_bytes / 1e9:.1f} GB; "
-        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {way_out}"
+        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {_way_out(schedule, largest)}"
     )

@@ -20,6 +20,8 @@ from rpbench.torch_runtime.formats.frameworks import (
     FRAMEWORKS,
     PlanNumbers,
     accelerate_yaml,
+    check_deepspeed,
+    check_replicas,
     deepspeed_config,
     deepspeed_parts,
     megatron_numbers,
@@ -64,6 +66,7 @@ def _cut(schedule: Schedule, form: str) -> Partition:
 def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
     plan = given.plan or numbers_of(schedule)
+    check_replicas(schedule, plan, "torchtitan")
     first, *others = FRAMEWORKS
     told = () if given.model is None else model_notes(given.model, pipeline=plan.pipeline > 1)
     text = "".join(f"# {note}\n" for note in told)
@@ -77,6 +80,7 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
 def _megatron(schedule: Schedule, given: Given) -> str:
     """One option a line, without the order, which is Megatron's own. Equal virtual stages also in the older options."""
     partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
+    check_replicas(schedule, plan, "megatron_layout")
     told = megatron_numbers(plan)
     equal = None
     if plan.pipeline > 1:
@@ -98,8 +102,15 @@ def _megatron(schedule: Schedule, given: Given) -> str:
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
     """The whole config as one JSON object; the boundaries of a pipeline in it."""
     plan = given.plan or numbers_of(schedule)
+    check_deepspeed(schedule, plan)
     parts = deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
     return json.dumps(deepspeed_config(plan, parts), indent=2) + "\n"
+
+
+def _deepspeed_parts(schedule: Schedule, given: Given) -> str:
+    partition = _cut(schedule, "deepspeed_parts")
+    check_deepspeed(schedule, given.plan or numbers_of(schedule), "deepspeed_parts")
+    return json.dumps(deepspeed_parts(partition)) + "\n"
 
 
 def _roundpipe(schedule: Schedule, given: Given) -> str:
@@ -183,7 +194,7 @@ FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "megatron_layout": _megatron,
     "torchtitan": _framework_lines,
     "deepspeed": _deepspeed_config,
-    "deepspeed_parts": lambda schedule, given: json.dumps(deepspeed_parts(_cut(schedule, "deepspeed_parts"))) + "\n",
+    "deepspeed_parts": _deepspeed_parts,
     "fsdp2": lambda schedule, given: accelerate_yaml(given.plan or numbers_of(schedule)),
     "roundpipe": _roundpipe,
 }

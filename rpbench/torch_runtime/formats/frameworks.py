@@ -20,8 +20,11 @@ from typing import Any, Literal
 
 from rpbench.engine.layout import layout_of
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.ir.action import Kind
 from rpbench.ir.partition import Partition, filled
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
 from rpbench.torch_runtime.formats.tables import make_table, placement_of
 from rpbench.workload.architecture import Architecture
@@ -58,6 +61,8 @@ _SHARED = {
     "superoffload": "parameters",
 }
 _ON_HOST = {"zero_offload": "optimizer", "zenflow": "optimizer", "superoffload": "optimizer"}
+
+_REPLICAS = ("data_parallel", *_SHARED)  # all methods that are no pipeline and run elsewhere as data parallelism
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,51 @@ def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **k
     else:
         found["pipeline"] = ranks
     return PlanNumbers(**(found | known))
+
+
+def check_replicas(schedule: Schedule, plan: PlanNumbers, form: str) -> None:
+    """Raise ScheduleError for an order that a file without an order would turn into plain data parallelism."""
+    shape = schedule.shape
+    if plan.pipeline > 1 or shape.num_ranks == 1 or shape.tensor_parallel or schedule.name in _REPLICAS:
+        return
+    raise ScheduleError(
+        f"schedule={schedule.name}: format={form} would make plain data parallelism of it, which is another method; "
+        "take schedule=data_parallel or zero_3 there, or write this order by format=text"
+    )
+
+
+def check_deepspeed(schedule: Schedule, plan: PlanNumbers, form: str = "deepspeed") -> None:
+    """Raise ScheduleError for an order that DeepSpeed does not run: its pipelines run 1F1B alone."""
+    check_replicas(schedule, plan, form)
+    if plan.pipeline > 1 and not _is_1f1b(schedule):
+        raise ScheduleError(
+            f"schedule={schedule.name}: DeepSpeed's pipelines run 1F1B alone, a stage a rank with every backward whole "
+            f"and a flush a step; take schedule=1f1b with format={form}, or write this order by format=text"
+        )
+
+
+def _is_1f1b(schedule: Schedule) -> bool:
+    """Whether every rank has one stage and runs it in the order of 1F1B, steps and recomputation aside."""
+    shape = schedule.shape
+    if schedule.policy is not Policy.FLUSH or shape.num_stages != shape.num_ranks or has_transfers(schedule):
+        return False
+    return all(
+        [action[:3] for action in schedule.compute(rank) if action.kind not in (Kind.R, Kind.STEP)]
+        == _order_of_1f1b(shape, rank)
+        for rank in range(shape.num_ranks)
+    )
+
+
+def _order_of_1f1b(shape: Shape, rank: int) -> list[tuple[Kind, int, int]]:
+    """The computations of a rank: forwards ahead, then a backward after every forward, then the rest."""
+    count = shape.num_microbatches
+    ahead = min(count, shape.num_ranks - 1 - rank)
+    kinds = [Kind.F] * ahead + [Kind.F, Kind.B] * (count - ahead) + [Kind.B] * ahead
+    found = []
+    for step in range(shape.num_steps):
+        numbers = {kind: iter(range(step * count, (step + 1) * count)) for kind in (Kind.F, Kind.B)}
+        found += [(kind, rank, next(numbers[kind])) for kind in kinds]
+    return found
 
 
 @dataclass(frozen=True)
