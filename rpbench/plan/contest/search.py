@@ -254,8 +254,8 @@ class Search(Trials):
         self.frames.keep_only(best.setting, best.cut, num_steps)
 
     def settle(self) -> None:
-        """Time the best plan with all steps, as a run of it does, also if time ended the search."""
-        if self._final is None and self.best().timed.fits:
+        """Time the best plan with all steps if time ended the search; without transfers the second is as any other."""
+        if self._final is None and self.contender.entry.lower is not None and self.best().timed.fits:
             self._final = self._last(1)
 
     def plan(self) -> Tuned:
