@@ -24,7 +24,7 @@ from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, mov
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.moved_objects import LINKS, carries
-from rpbench.ir.partition import Partition, parse, symmetric
+from rpbench.ir.partition import Partition, parse, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights, from_text
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
@@ -362,7 +362,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
     if schedule.partition.num_layers != times.num_layers:
-        even = _even(times.num_layers, schedule.shape.num_stages)
+        even = symmetric(split_evenly(times.num_layers, schedule.shape.num_stages))
         typed = f"type a partition of as many, as partition={even}; without one every stage holds a layer"
         way_out = "name a partition of as many in its header" if has_cut else typed
         raise ConfigError(
@@ -404,19 +404,14 @@ def _cut(request: Request, schedule: Schedule, file: SourceFile) -> Schedule:
     if not any(item.lstrip("+").startswith("partition=") for item in request.overrides):
         return schedule if shape.separate_cuts else schedule.with_partition(symmetric((1,) * shape.num_stages))
     if not text[:1].isdigit():
-        even = _even(request.model.num_layers if request.model else shape.num_stages, shape.num_stages)
+        num_layers = request.model.num_layers if request.model else shape.num_stages
+        even = symmetric(split_evenly(num_layers, shape.num_stages))
         raise ConfigError(
             f"partition={text}: schedule_file={file.path} has no cut, and nothing searches one for a file; type the "
             f"layers of each of its {shape.num_stages} stages, as partition={even}"
         )
     with config_errors(f"schedule_file={file.path}: "):
         return schedule.with_partition(parse(text))
-
-
-def _even(num_layers: int, num_stages: int) -> str:
-    """Layers of stages that are as equal as possible, as text."""
-    each, more = divmod(num_layers, num_stages)
-    return str(symmetric((each,) * (num_stages - more) + (each + 1,) * more))
 
 
 def _check_typed(request: Request, schedule: Schedule, file: SourceFile, *, has_cut: bool) -> None:

@@ -115,6 +115,7 @@ class Footprint:
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         self._in_flight_by_stage, self._inputs = list[Moments](), list[Moments]()  # made on demand, also for copies
+        self._rests = list[Ints]()  # 1 where a stage's activations rest on a device at some moment; the same
         self._between_halves: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
@@ -285,7 +286,9 @@ class Footprint:
         """The layers of each backward stage that are not recomputed, as many as fit the memory, (plans, stages)."""
         holds = self._holds[: backward.shape[1]]
         if moves_activations(self._analysis.schedule):  # a partner of its device may have a stage's activations too
-            holds = holds | np.array([levels.any(axis=0) for levels in self.moments()]).T
+            if not self._rests:
+                self._rests.append(np.array([levels.any(axis=0) for levels in self.moments()]).T)
+            holds = holds | self._rests[0]
         return fitting_layers(lambda keeps: self.peaks(forward, backward, keeps), backward, holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
