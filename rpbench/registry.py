@@ -120,12 +120,12 @@ class Entry:
         return int(options[self.segments]) if self.segments else 1
 
     def values(self, name: str, num_ranks: int, num_microbatches: int) -> tuple[Any, ...]:
-        """The values of an option that a search tries for these sizes, the default first; ValueError without any."""
+        """The values of an option that a search tries for these sizes, the usual first; ValueError without any."""
         given = self.searched[name]
         values = given(num_ranks, num_microbatches) if callable(given) else given
         if not values:
             raise ValueError(f"schedule {self.name}: searched option {name} has no values; give at least 1")
-        return tuple(dict.fromkeys([*(value for value in values if value == self.options[name]), *values]))
+        return tuple(values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by name: an entry may hold functions that cannot be pickled."""

@@ -4,12 +4,13 @@ The seconds of a mesh's layers fill a `LayerTimes`, so schedules, partitions, si
 `rpbench.mesh.ordered_step` adds the exchanges of data parallelism.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rpbench.cost.table import LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.ir.action import parts_of
-from rpbench.ir.partition import symmetric
+from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
@@ -63,13 +64,32 @@ def exact(job: Job) -> tuple[Job, Terms, list[Bytes]]:
 
     The schedule is any registered one, and its order may follow from times. ValueError if it does not take the sizes.
     """
-    problem, partition = problem_of(job), symmetric(job.cut)
-    order, costs = problem.order(partition), problem.costs(partition)
-    if job.recompute == "fitting":
-        job = fitted(job, order)
-        costs = replace(problem, keeps=job.kept_by_stage(partition)).costs(partition)
+    cut = symmetric(job.cut)
+    job, order, costs = as_fitted(job, problem_of(job), cut, lambda problem, _: problem.order(cut))
     step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
     return job, step.terms, bytes_of_order(job, step.order, step.graph.analysis)
+
+
+def as_fitted(
+    job: Job, problem: Problem, cut: Partition, build: Callable[[Problem, CostTable], Schedule]
+) -> tuple[Job, Schedule, CostTable]:
+    """A job with the layers that keep their activations, its order, and the times of its actions.
+
+    An order that follows from times is that of recomputed layers; if none needs to recompute, it is made for that.
+    """
+    costs = problem.costs(cut)
+    order = build(problem, costs)
+    if not problem.fitting:
+        return job, order, costs
+    job = fitted(job, order)
+    kept = job.kept_by_stage(cut)
+    problem = replace(problem, keeps=kept)
+    costs = problem.costs(cut)
+    if problem.entry.needs_costs and kept == cut.backward:
+        again = build(problem, costs)
+        if fitted(job, again).kept_by_stage(cut) == kept:
+            order = again
+    return job, order, costs
 
 
 def with_cut(job: Job, order: Schedule) -> Job:

@@ -156,35 +156,42 @@ def assemble(request: Request) -> Assembled:
     if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
         whole = replace(request, workload=replace(request.workload, lengths=None))
         profile = layer_times(whole, _num_layers(request))
-    costs = problem.costs(choice.partition)
-    schedule = build_schedule(problem, choice, costs, request.dispatch)
-    sizes = _model_bytes(request)
-    if request.offload != "none":
-        check_sizes(schedule, sizes)
-    _check_schedule(request, schedule)
-    if request.backend is not None and request.recompute != "all":
-        check_nothing_leaves(schedule, request.recompute, {"P", "G"})
-    graph, versions = checked_graph(schedule)
-    keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
-    costs = replace(problem, keeps=keeps or ()).charged(schedule)
+    graph, versions, keeps = _built(request, problem, choice)
+    if problem.entry.needs_costs and keeps == choice.partition.backward:  # its order was made for recomputed layers
+        again = _built(request, replace(problem, keeps=keeps), choice)
+        if again[-1] == keeps:
+            graph, versions, keeps = again
+    costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     if request.recompute == "except_last":
         keeps = kept_layers(choice.partition, "except_last")
     return Assembled(
         problem.entry,
-        schedule,
+        graph.schedule,
         graph,
         versions,
         costs,
         choice,
         request.model,
         request.cluster,
-        sizes,
+        _model_bytes(request),
         request.tokens_per_microbatch,
         profile=profile,
         evidence="predicted" if request.cost.name == "analytic" else "simulated",
         keeps=keeps,
         microbatch_tokens=request.microbatch_tokens,
     )
+
+
+def _built(request: Request, problem: Problem, choice: Choice) -> tuple[Graph, Versions, tuple[int, ...] | None]:
+    """The checked schedule of a cut, and the layers of each stage that stay if as few as possible recompute."""
+    schedule = build_schedule(problem, choice, problem.costs(choice.partition), request.dispatch)
+    if request.offload != "none":
+        check_sizes(schedule, _model_bytes(request))
+    _check_schedule(request, schedule)
+    if request.backend is not None and request.recompute != "all":
+        check_nothing_leaves(schedule, request.recompute, {"P", "G"})
+    graph, versions = checked_graph(schedule)
+    return graph, versions, _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
 
 
 def _check_schedule(request: Request, schedule: Schedule) -> None:
@@ -304,7 +311,8 @@ def _finished(request: Request, order: Schedule) -> Schedule:
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dispatched as requested, with its optimizer steps and transfers."""
-    return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
+    made = None if problem.keeps else choice.schedule  # for recomputed layers
+    return problem.finished(deal(made or problem.order(choice.partition), costs, dispatch))
 
 
 def _num_layers(request: Request) -> int:

@@ -7,9 +7,9 @@ from rpbench.config.mesh import RECOMPUTED, MeshChoice
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.ir.schedule import Schedule
-from rpbench.mesh.exact import mesh_times, under_mesh, with_cut
+from rpbench.mesh.exact import as_fitted, mesh_times, under_mesh, with_cut
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import bytes_of_order, device_memory, fitted, fullest
+from rpbench.mesh.memory import bytes_of_order, device_memory, fullest
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.passes.recomputation import check_recompute
@@ -54,13 +54,14 @@ def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, 
         memory=None if entry.separate_cuts or entry.lower is not None else device_memory(job),
     )
     choice = choose(request.partition, problem)
-    costs = problem.costs(choice.partition)
-    order = build_schedule(problem, choice, costs, request.dispatch)
-    check_recompute(order, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
-    job = with_cut(fitted(job, order), order)
-    if problem.fitting:
-        costs = replace(problem, keeps=job.kept_by_stage(choice.partition)).costs(choice.partition)
-    return job, choice, order, costs
+
+    def build(problem: Problem, costs: CostTable) -> Schedule:
+        order = build_schedule(problem, choice, costs, request.dispatch)
+        check_recompute(order, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+        return order
+
+    job, order, costs = as_fitted(job, problem, choice.partition, build)
+    return with_cut(job, order), choice, order, costs
 
 
 def job_of(request: Request, chosen: MeshChoice) -> Job:

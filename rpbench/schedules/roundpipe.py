@@ -31,8 +31,8 @@ from rpbench.registry import schedule
     looped=True,
     recompute_ahead=True,
     switch_after_last_forward=True,
-    searched={
-        "round_size": lambda p, m: [None, *sorted({size for size in (p // 2, 2 * p, m) if 0 < size <= m and size != p})]
+    searched={  # one round first, as the library runs it: weights then move least often
+        "round_size": lambda p, m: sorted({size for size in (p // 2, p, 2 * p, m) if 0 < size <= m}, reverse=True)
     },
     late={"asynchronous": True},
 )

@@ -13,6 +13,7 @@ from rpbench.config.request import load
 from rpbench.cost.footprint.fitting import fitting_layers
 from rpbench.ir.action import Kind
 from rpbench.run.assemble import assemble
+from rpbench.run.mesh_run import planned
 
 RUN = ("schedule=1f1b", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=published", "charge=bytes",
        "num_microbatches=16")  # fmt: skip
@@ -92,6 +93,17 @@ def test_with_room_nothing_is_recomputed_and_without_everything():
     tight = made("recompute=fitting", "++cluster.device_memory_bytes=10000000000")
     assert tight.keeps == (0,) * 8
     assert times_of(tight) == times_of(made())
+
+
+def test_where_nothing_is_recomputed_an_order_that_follows_from_times_is_made_for_that():
+    run = ("schedule=v_half", "model=llama31_8b", "num_microbatches=32", "workload.microbatch_sequences=1")
+    for words in (("cluster=8x_h100", "cost=analytic", "num_devices=8"), ("cluster=dgx_h100", "mesh.pipeline=8")):
+        asked = [load([*run, *words, f"recompute={each}"]) for each in ("fitting", "none", "all")]
+        found = [
+            planned(each, each.mesh)[2] if getattr(each.mesh, "machine", None) else assemble(each).schedule
+            for each in asked
+        ]
+        assert found[0] == found[1] != found[2], words
 
 
 def test_in_between_some_layers_keep_and_all_fit():

@@ -56,6 +56,16 @@ class Frame:
         self._takes: set[Recompute] = set()  # choices that passed `check`
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
+        if setting.recompute == "fitting" and self.problem.entry.needs_costs and not self.refuses("fitting"):
+            self._expect_what_stays(contender, partition)
+
+    def _expect_what_stays(self, contender: Contender, partition: Partition) -> None:
+        """Take the order for layers that do not recompute, if all stay in it as in the order for recomputed ones."""
+        if self.keeps(partition, "fitting") != partition.backward:
+            return
+        free = Frame(contender, self.setting.changed("recompute", "none"), self.terms, partition, self.num_steps)
+        if free.keeps(partition, "fitting") == partition.backward:
+            self.schedule, self.graph, self._footprint = free.schedule, free.graph, free._footprint
 
     # Made on demand: an order that is refused, or only timed, does not need all of them.
 

@@ -87,8 +87,6 @@ class Search(Trials):
         begun, best = self._fitting(begun), self.best()
         if self.is_over is None:
             return best.timed
-        if self._orders_follow_times and best.setting.recompute == "fitting" and best.timed.keeps == best.cut.backward:
-            self._look_at_cut(best.setting.changed("recompute", "none"), best.cut)  # its order expects none
         if known:
             return self.best().timed
         for value in self.space.dimensions["recompute"] if begun.recompute != "fitting" else ():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from rpbench.ir.partition import Partition
+from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import has_transfers
@@ -15,7 +15,7 @@ from rpbench.plan.contest.contender import Contender, Setting, Space
 from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
-from rpbench.plan.even_and_greedy import plan_greedy
+from rpbench.plan.even_and_greedy import fill_stages, plan_greedy
 from rpbench.plan.problem import Problem
 
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
@@ -166,7 +166,8 @@ class Sketcher:
         counts, order = self._first_order(setting, problem)
         if self._is_level(order.placement):
             pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
-            return Sketch((*plain_partitions(problem, counts)[:CUTS], *self._starts(counts)), pace, True)
+            even = plain_partitions(problem, counts)[0]
+            return Sketch((even, *self._even_in_bytes(setting, even), *self._starts(counts)), pace, True)
         overlaps = self.overlaps(setting)
         if overlaps:
             problem = replace(problem, num_steps=STEPS if self.terms.problem is None else STEPS_POSED)
@@ -187,6 +188,13 @@ class Sketcher:
         else:
             step /= problem.num_steps
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
+
+    def _even_in_bytes(self, setting: Setting, like: Partition) -> list[Partition]:
+        """The cut whose stages have weights of about as many bytes, which decides where stages visit every device."""
+        sizes = self.terms.sizes(setting.microbatch_sequences)
+        first, *others = [layer.weights for layer in sizes.layers]
+        layers = [first + sizes.embedding.weights, *others]
+        return [symmetric(fill_stages(layers, sizes.head.weights, len(like.forward)))]
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
         """The given cuts with these numbers of stages, or with any number."""

@@ -112,14 +112,14 @@ class Trials:
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
 
-        It may be slower in two cases: an order that follows from times may hold less without recomputation, and where
-        activations move, recomputed ones take no time on a link.
+        It may be slower in two cases: an order that follows from times may hold less without recomputation (unless
+        all fits, then `fitting` takes that order), and where activations move, recomputed ones take no time on a link.
         """
         entry = self.contender.entry
-        if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
-            return False
         fitting = self.tried.get(setting.changed("recompute", "fitting"))
-        if fitting is None or fitting.outcome is None or entry.lower is not None:
+        if setting.recompute == "fitting" or fitting is None or fitting.outcome is None or entry.lower is not None:
+            return False
+        if setting.recompute == "none" and entry.needs_costs and fitting.outcome.keeps != fitting.cut.backward:
             return False
         return not self.sketcher.of(fitting.setting).moves
 
