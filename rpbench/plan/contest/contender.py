@@ -134,7 +134,8 @@ class Space:
         """
         below = self.smaller(setting) if smaller else []
         apart = ("microbatch_sequences", "prefetch")
-        others = [changed for dimension, changed in self.changes(setting) if dimension not in apart]
+        changes = sorted(self.changes(setting), key=lambda change: change[0] == "recompute")  # `fitting` takes least
+        others = [changed for dimension, changed in changes if dimension not in apart]
         first = [each for each in others if each.options != setting.options] if options else []
         return list(dict.fromkeys([*first, *below, *others]))
 

@@ -137,12 +137,16 @@ class Trials:
         return self.contender.entry.needs_costs and not self.contender.entry.separate_cuts
 
     def _lacks_everywhere(self, tried: Tried) -> bool:
-        """Whether devices lack so much on average that it is not worth making the orders of other cuts."""
-        if not self._orders_follow_times or tried.timed.misfit <= 1 + EVERYWHERE:
+        """Whether devices lack so much on average that it is not worth making the orders of other cuts.
+
+        Under a time limit anything: other settings are tried sooner.
+        """
+        most = 1 + (EVERYWHERE if self.is_over is None else 0)
+        if not self._orders_follow_times or tried.timed.misfit <= most:
             return False
         frame, recompute = self._frame(tried.setting, tried.cut), tried.setting.recompute
         mean = frame.mean_misfit(tried.cut, tried.timed.keeps, recompute)
-        return mean > 1 + EVERYWHERE and not self.is_ruled_out  # if no plan can fit, the best cut is the answer
+        return mean > most and not self.is_ruled_out  # if no plan can fit, the best cut is the answer
 
     def _make_room(self, setting: Setting) -> None:
         """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
