@@ -52,7 +52,7 @@ def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: in
     source="arXiv 2509.21271",
     looped=True,
     lower=_lower,
-    searched={"device_stages": (0, 1, 2), "gather_each_visit": (True, False)},
+    searched={"gather_each_visit": (True, False), "device_stages": (0, 1, 2)},
     whole_microbatches=True,
     gathers={"gather_each_visit": True},
 )
