@@ -112,6 +112,14 @@ def test_megatron_takes_loops_only():
         megatron_layout(Partition((2, 2), (1, 1, 2)))
 
 
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [("1f1b", True), ("interleaved_1f1b", True), ("combined_1f1b", True), ("zb_h1", False), ("gpipe", False)],
+)
+def test_megatrons_options_say_if_the_order_is_another(name, runs):
+    assert exported(name, "megatron_layout")[1].startswith(f"# Megatron does not run {name}: ") != runs
+
+
 def test_megatron_reads_its_layout():
     layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
     for cut, ranks in (("3-5", 2), ("2-1-3-2", 2), ("1-2-3-1-1-1", 3)):

@@ -24,6 +24,7 @@ from rpbench.torch_runtime.formats.frameworks import (
     check_replicas,
     deepspeed_config,
     deepspeed_parts,
+    is_1f1b,
     megatron_numbers,
     megatron_options,
     megatron_virtual_stages,
@@ -77,8 +78,14 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
     return text
 
 
+MEGATRON_ORDERS = ("interleaved_1f1b", "combined_1f1b")  # beside 1F1B
+
+
 def _megatron(schedule: Schedule, given: Given) -> str:
-    """One option a line, without the order, which is Megatron's own. Equal virtual stages also in the older options."""
+    """One option a line, without the order, which is Megatron's own. Equal virtual stages also in the older options.
+
+    A first comment says so where the schedule has another order.
+    """
     partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
     check_replicas(schedule, plan, "megatron_layout")
     told = megatron_numbers(plan)
@@ -91,7 +98,10 @@ def _megatron(schedule: Schedule, given: Given) -> str:
         told |= {"num-layers": partition.num_layers}
     if schedule.name == "combined_1f1b":
         told["overlap-moe-expert-parallel-comm"] = True
-    text = "".join(f"# {note}\n" for note in plan.notes)
+    notes = list(plan.notes)
+    if plan.pipeline > 1 and schedule.name not in MEGATRON_ORDERS and not is_1f1b(schedule):
+        notes.insert(0, f"Megatron does not run {schedule.name}: with this cut it runs 1F1B, interleaved over chunks")
+    text = "".join(f"# {note}\n" for note in notes)
     text += "".join(f"--{name}\n" if value is True else f"--{name} {value}\n" for name, value in told.items())
     if equal is not None:
         text += "# or, because the stages are equal, instead of the layout:\n"

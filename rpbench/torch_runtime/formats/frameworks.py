@@ -122,14 +122,14 @@ def check_replicas(schedule: Schedule, plan: PlanNumbers, form: str) -> None:
 def check_deepspeed(schedule: Schedule, plan: PlanNumbers, form: str = "deepspeed") -> None:
     """Raise ScheduleError for an order that DeepSpeed does not run: its pipelines run 1F1B alone."""
     check_replicas(schedule, plan, form)
-    if plan.pipeline > 1 and not _is_1f1b(schedule):
+    if plan.pipeline > 1 and not is_1f1b(schedule):
         raise ScheduleError(
             f"schedule={schedule.name}: DeepSpeed's pipelines run 1F1B alone, a stage a rank with every backward whole "
             f"and a flush a step; take schedule=1f1b with format={form}, or write this order by format=text"
         )
 
 
-def _is_1f1b(schedule: Schedule) -> bool:
+def is_1f1b(schedule: Schedule) -> bool:
     """Whether every rank has one stage and runs it in the order of 1F1B, steps and recomputation aside."""
     shape = schedule.shape
     if schedule.policy is not Policy.FLUSH or shape.num_stages != shape.num_ranks or has_transfers(schedule):
