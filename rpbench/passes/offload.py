@@ -76,16 +76,16 @@ class WeightLanes:
         return lane.row
 
     def per_step(self, visits: Sequence[Visit], after: After) -> list[Action]:
-        """A lane that loads weights once a step, and frees them after their last visit in it."""
-        follows, row = dict(after), list[Action]()
-        for step in sorted({visit.step for visit in visits}):
-            of_step = [(place, visit) for place, visit in enumerate(visits) if visit.step == step]
-            first = {visit.stage: visit for _, visit in reversed(of_step)}
-            last = {visit.stage: place for place, visit in of_step}
-            row += [self.arrival(visit) for visit in sorted(first.values(), key=lambda visit: visit.first)]
-            for place, visit in of_step:
-                row += follows.get(place, [])
-                row += [self.departure(visit)] * (last[visit.stage] == place)
+        """A lane that loads the weights of a step as it begins, and frees each after its last visit; steps overlap."""
+        follows, row, begun = dict(after), list[Action](), set[int]()
+        last = {(visit.step, visit.stage): place for place, visit in enumerate(visits)}
+        for place, visit in enumerate(visits):
+            if visit.step not in begun:
+                begun.add(visit.step)
+                first = {each.stage: each for each in reversed(visits) if each.step == visit.step}
+                row += [self.arrival(each) for each in sorted(first.values(), key=lambda each: each.first)]
+            row += follows.get(place, [])
+            row += [self.departure(visit)] * (last[visit.step, visit.stage] == place)
         return row
 
     def arrival(self, visit: Visit, part: int = 0) -> Action:

@@ -9,6 +9,7 @@ from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
@@ -18,6 +19,7 @@ from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held, held_by_stage
 from rpbench.mesh.replicas import layered
 from rpbench.mesh.step import pipeline_terms, stages_of_step, step_terms
+from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard
 from rpbench.registry import entries
 from rpbench.run.assemble import assemble
@@ -122,6 +124,18 @@ def test_devices_outside_the_schedule_count_as_replicas():
     analysis = Analysis(shard(outside, parameters="step", gradients="step"))
     shares = {payload.share for payload in analysis.payload.values()}
     assert shares == {Fraction(3, 4)}
+
+
+def test_weights_of_a_step_are_gathered_as_it_begins_even_before_the_last_ends():
+    """PipeDream-2BW: forwards of the second step come before the last backwards of the first."""
+    order = add_steps(entries()["pipedream_2bw"].build(Shape(2, 2, 4, num_steps=2)))
+    outside = replace(order, shape=replace(order.shape, outer_replicas=2))
+    sharded = shard(outside, parameters="step", gradients="step")
+    check(sharded)
+    assert [" ".join(map(str, row["net"])) for row in sharded.lanes] == [
+        "0UNSHARD@0 0UNSHARD@0 0REDUCE_GRAD 0RESHARD 0REDUCE_GRAD 0RESHARD",
+        "1UNSHARD@0 1REDUCE_GRAD 1RESHARD 1UNSHARD@0 1REDUCE_GRAD 1RESHARD",
+    ]
 
 
 def test_replicas_inside_and_outside_multiply():
