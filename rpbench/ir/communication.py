@@ -43,7 +43,8 @@ def local_hops(index: Index) -> Iterator[Hop]:
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
     """Tensors that cross devices, or those that do not: by consumer, and for one consumer in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
-    overlaps, found = Kind.OVERLAP in index.schedule.kinds, list[tuple[int, int, Hop]]()
+    overlaps, found = Kind.OVERLAP in index.schedule.kinds, list[Hop]()
+    places = list[int]()  # of the user in an action with several, hop by hop
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
         if kind not in _USERS or moved == "order":
             continue
@@ -61,13 +62,14 @@ def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
             ends = ((Kind.SEND_F, above - 1), (Kind.RECV_F, above))
         sent = _between(ends[0], microbatches, part, map(device_of.__getitem__, users))
         received = _between(ends[1], microbatches, part, map(device_of.__getitem__, makers))
-        places: Iterable[int] = repeat(0)
+        found += map(_hop_of, zip(makers, users, sent, received, strict=True))
         if overlaps:
             inside = ([each[:4] for each in actions[number].sub] for number in users)
             wanted = ((kind, stage, microbatch, part) for microbatch in microbatches)
-            places = (held.index(what) if held else 0 for held, what in zip(inside, wanted, strict=True))
-        found += zip(users, places, map(_hop_of, zip(makers, users, sent, received, strict=True)), strict=False)
-    return map(itemgetter(2), sorted(found, key=itemgetter(0, 1)))
+            places += (held.index(what) if held else 0 for held, what in zip(inside, wanted, strict=True))
+    if overlaps:
+        found = [hop for _, hop in sorted(zip(places, found, strict=True), key=itemgetter(0))]
+    return iter(sorted(found, key=itemgetter(1)))
 
 
 def _between(what: tuple[Kind, int], microbatches: Iterable[int], part: int, peers: Iterable[int]) -> Iterator[Action]:

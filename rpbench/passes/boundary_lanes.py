@@ -24,7 +24,7 @@ from rpbench.ir.communication import hops
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
 
-Placed = list[tuple[int, Action]]  # each after the number of the computation it follows
+Placed = list[tuple[int, Action]]  # each after the number of the computation it follows, in that order
 Names = tuple[int, int, int]  # stage, microbatch and part of activations
 
 AHEAD = 2  # computations between the LOAD of an activation and its backward
@@ -43,36 +43,37 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
     index = Index(schedule)
     if any(map(index.holds, SEND | RECV)):
         raise ScheduleError("the schedule holds SEND or RECV already: add them once")
-    leaving: dict[int, list[Action]] = defaultdict(list)
-    coming: dict[int, list[Action]] = defaultdict(list)
-    for producer, consumer, send, receive in hops(index):
-        leaving[producer].append(send)
-        coming[consumer].append(receive)
+    moved, lane_of = list(hops(index)), index.lane_of
+    leaving, coming = defaultdict[int, Placed](list), defaultdict[int, Placed](list)  # by compute lane
+    for producer, _, send, _ in sorted(moved, key=itemgetter(0)):
+        leaving[lane_of[producer]].append((producer, send))
+    for _, consumer, _, receive in moved:
+        coming[lane_of[consumer]].append((consumer - 1, receive))
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
     marked = map(index.actions.__getitem__, index.marked)
     stored = frozenset(_names(action) for action in marked if action.kind is Kind.STORE and action.object == "A")
     sends, receives = ("net", "compute") if direct else ("d2h", "h2d")
-    for lane in index.lanes:
+    for number, lane in enumerate(index.lanes):
         if lane.name != "compute":
             continue
-        numbers, links = range(lane.start, lane.stop), rows[lane.device]
-        sent = [(number, send) for number in numbers if number in leaving for send in leaving[number]]
-        if sent:
-            links[sends] = _merged(sent, _placed(links.get(sends, []), index, lane, stored))
+        links = rows[lane.device]
+        if leaving[number]:
+            links[sends] = _merged(leaving[number], _placed(links.get(sends, []), index, lane, stored))
         if direct:
-            row = links["compute"] = list[Action]()
-            for number, action in zip(numbers, index.actions[lane.start : lane.stop], strict=True):
-                if number in coming:
-                    row += coming[number]
-                row.append(action)
-        elif received := [(number - 1, each) for number in numbers if number in coming for each in coming[number]]:
-            links[receives] = _merged(received, _placed(links.get(receives, []), index, lane, stored))
+            row, done = list[Action](), lane.start
+            for before, receive in coming[number]:
+                row += [*index.actions[done : before + 1], receive]
+                done = before + 1
+            links["compute"] = [*row, *index.actions[done : lane.stop]]
+        elif coming[number]:
+            links[receives] = _merged(coming[number], _placed(links.get(receives, []), index, lane, stored))
     return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
 
 
 def _merged(boundaries: Placed, others: Placed) -> list[Action]:
     """Boundary tensors among other transfers of a link; after the same computation they go first: they are small."""
-    return [action for _, action in sorted([*boundaries, *others], key=itemgetter(0))]
+    placed = sorted([*boundaries, *others], key=itemgetter(0)) if others else boundaries
+    return [action for _, action in placed]
 
 
 def _placed(row: list[Action], index: Index, lane: Lane, stored: frozenset[Names]) -> Placed:
