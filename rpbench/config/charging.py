@@ -20,7 +20,7 @@ def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Machine, co
     """
     charge = config.charge
     if charge is None:
-        is_possible = isinstance(mode, Simulate) and config.tuning_budget is None and config.schedule_file is None
+        is_possible = isinstance(mode, Simulate) and config.tuning_budget is None
         stays = entry.separate_cuts and config.offload in ("none", "weights")
         in_bytes = is_possible and not stays and _known(config.model, cluster, cost)
         charge = "bytes" if in_bytes else "hops"

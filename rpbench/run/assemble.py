@@ -21,6 +21,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, moved_bytes
+from rpbench.ir.action import RECV, SEND, STEPPING
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.moved_objects import LINKS, carries
@@ -358,6 +359,8 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     has_cut = read.partition is not None
     schedule = read if has_cut else _cut(request, read, file)
     _check_typed(request, schedule, file, has_cut=has_cut)
+    if request.charge == "bytes":
+        schedule = _completed(request, schedule, file)
     graph, versions = checked_graph(schedule)
     if schedule.partition is None:
         raise ConfigError(
@@ -388,7 +391,10 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     sizes = _model_bytes(request)
     check_sizes(schedule, sizes)
     _check_schedule(request, schedule)
-    if sizes is not None and has_transfers(schedule):
+    if request.charge == "bytes":
+        traffic = _traffic(request, sizes)
+        costs = costs if traffic is None else traffic.charged(schedule, costs)
+    elif sizes is not None and has_transfers(schedule):
         costs = Traffic(sizes, request.cluster).charged(schedule, costs)
     return Assembled(
         entry,
@@ -404,6 +410,25 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         profile=times if cost.name == "profiled" else None,
         keeps=kept_layers(schedule.partition, "except_last") if request.recompute == "except_last" else None,
     )
+
+
+def _completed(request: Request, schedule: Schedule, file: SourceFile) -> Schedule:
+    """A schedule of a file with the steps and transfers that it lacks; ConfigError if they are not known.
+
+    What `show` writes of a charged run has all of them.
+    """
+    entry = registry.offered().get(schedule.name)
+    check_charge(request.charge, "all", entry or request.entry, request.mode)
+    try:
+        if STEPPING.isdisjoint(schedule.kinds):
+            if entry is not None and entry.lower is not None:
+                raise ScheduleError(f"an order of {schedule.name} without its steps and transfers; show writes them")
+            schedule = add_steps(schedule)
+        if schedule.weights is Weights.STREAMED and not has_transfers(schedule):
+            schedule = with_offload("all", request.prefetch, schedule)
+        return schedule if schedule.kinds & (SEND | RECV) else with_charges(schedule, request.cluster)
+    except ScheduleError as error:
+        raise ConfigError(f"charge=bytes: schedule_file={file.path}: {error}; use charge=hops") from None
 
 
 def _cut(request: Request, schedule: Schedule, file: SourceFile) -> Schedule:
@@ -426,11 +451,6 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile, *, has_
     """Refuse a name, sizes, a partition or transfers on the command line that differ from the file's."""
     shape, asked, moves = schedule.shape, request.num_microbatches, has_transfers(schedule)
     one_by_one = shape.num_microbatches == 1 and shape.num_steps % request.num_steps == 0
-    if request.charge != "hops":
-        raise ConfigError(
-            f"charge={request.charge}: schedule_file={file.path} says by itself what is sent and moved, and nothing is "
-            "added to be charged; leave charge out"
-        )
     own = {
         "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
         "num_devices": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),

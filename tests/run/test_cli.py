@@ -362,11 +362,26 @@ def test_sizes_beside_a_schedule_file_are_those_of_the_file(size, there, rpbench
     assert f"{size}: schedule_file=order.txt {there}" in err
 
 
-def test_the_bytes_of_a_schedule_file_are_not_charged_beside_it(rpbench, tmp_path):
-    (tmp_path / "order.txt").write_text(SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0"))
-    status, rows, err = rpbench("schedule_file=order.txt", "charge=bytes")
-    assert (status, rows) == (2, [])
-    assert "charge=bytes: schedule_file=order.txt says by itself what is sent and moved" in err
+CHARGED = ("model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic", "num_devices=4", "num_microbatches=8",
+           "num_steps=2", "cluster.device_memory_bytes=40000000000")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera", "roundpipe", "zero_3"])
+def test_a_schedule_of_a_file_is_charged_as_one_that_is_named(name, rpbench, tmp_path, capsys):
+    """What `show` writes holds steps and transfers; an order without them gets the same ones."""
+    _, (named,), _ = rpbench(f"schedule={name}", *CHARGED)
+    assert dispatch(("show", f"schedule={name}", *CHARGED)) == 0
+    (tmp_path / "whole.txt").write_text(whole := capsys.readouterr().out)
+    computations = [line for line in whole.splitlines() if line.startswith("#") or "/compute:" in line]
+    (tmp_path / "order.txt").write_text(re.sub(r" \d+(STEP|SEND_|RECV_)\S+", "", "\n".join(computations)))
+    status, (found,), _ = rpbench("schedule_file=whole.txt", *CHARGED)
+    assert (status, found["makespan_s"], found["busy_s"]) == (0, named["makespan_s"], named["busy_s"])
+    status, rows, err = rpbench("schedule_file=order.txt", *CHARGED)
+    if name == "zero_3":
+        assert (status, rows) == (2, [])
+        assert "an order of zero_3 without its steps and transfers" in err
+    else:
+        assert (status, rows[0]["makespan_s"]) == (0, named["makespan_s"])
 
 
 def test_the_last_stage_of_a_schedule_file_keeps_what_it_is_to_keep(rpbench, tmp_path, capsys):
