@@ -377,8 +377,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         keeps_last=request.recompute == "except_last",
         num_head_shards=schedule.shape.num_head_shards,
     )
-    sizes = _model_bytes(request)
-    check_sizes(schedule, sizes)
+    sizes = _model_bytes(request)  # without them transfers take no time, as those of a named schedule
     _check_schedule(request, schedule)
     if sizes is not None and has_transfers(schedule):
         costs = Traffic(sizes, request.cluster).charged(schedule, costs)

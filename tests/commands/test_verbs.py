@@ -223,6 +223,22 @@ def test_torchs_table_runs_like_the_schedule_it_is_of(capsys, tmp_path, monkeypa
     assert (read["schedule"], read["num_devices"], read["num_microbatches"]) == ("order", 2, 4)
 
 
+@pytest.mark.parametrize("schedule", ["zero_3", "bpipe", "roundpipe"])
+def test_what_show_prints_runs_like_the_schedule_it_is_of(schedule, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (f"schedule={schedule}", "num_devices=4", "num_microbatches=8")
+    assert dispatch(("show", *words)) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "order.txt").write_text(printed)
+    assert dispatch(("show", "schedule_file=order.txt")) == 0
+    assert capsys.readouterr().out == printed
+    spans = []
+    for asked in (words, ("schedule_file=order.txt",)):
+        assert dispatch(asked) == 0
+        spans.append(json.loads(capsys.readouterr().out)["makespan_s"])
+    assert spans[0] == spans[1]
+
+
 @pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])
 def test_a_folder_without_records_is_refused_before_what_draws_is_imported(words, tmp_path):
     code = "import sys; from analysis.verbs import VERBS; from rpbench.cli import dispatch, register; register(VERBS); "
