@@ -1,7 +1,7 @@
 """`plan`: partitions of one model side by side, or stages and replicas by PipeDream's partitioner."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rpbench.plan.graph_cuts import Cuts, cuts_of
 from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
-from rpbench.run.assemble import build_schedule, pose
+from rpbench.run.assemble import build_schedule, fitting_layers, pose
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
 from rpbench.sim.shared_links import simulate_charged
@@ -25,16 +25,21 @@ from rpbench.whole_file import read_text
 
 def compare_plans(request: Request) -> dict[str, Any]:
     """The plan of every method, the best first, and why others cannot be used; ValueError if none can."""
+    if (file := request.schedule.file) is not None:
+        raise ConfigError(
+            f"schedule_file={file.path}: nothing searches a cut for an order of a file; plan a schedule by its name, "
+            "as in schedule=1f1b"
+        )
     problem = pose(request)
     plans: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for method in METHODS:
         try:
-            plans.append(_plan_facts(problem, choose(method, problem)))
+            plans.append(_plan_facts(problem, choose(method, problem), request.dispatch))
         except ValueError as error:
             refused[method] = str(error)
     if not plans:
-        raise ValueError("; ".join(refused.values()))
+        raise ValueError("; ".join(dict.fromkeys(refused.values())))
     plans.sort(key=lambda plan: float(plan["makespan_s"]))
     return {
         "schedule": problem.entry.name,
@@ -49,10 +54,11 @@ def compare_plans(request: Request) -> dict[str, Any]:
     }
 
 
-def _plan_facts(problem: Problem, choice: Choice) -> dict[str, Any]:
-    schedule = build_schedule(problem, choice, problem.costs(choice.partition))
+def _plan_facts(problem: Problem, choice: Choice, dispatch: str) -> dict[str, Any]:
+    schedule = build_schedule(problem, choice, problem.costs(choice.partition), dispatch)
     graph, _ = checked_graph(schedule)
-    costs = problem.charged(schedule)
+    keeps = fitting_layers(problem, schedule, graph) if problem.fitting else ()
+    costs = replace(problem, keeps=keeps).charged(schedule)
     after_last = problem.entry.switch_after_last_forward
     metrics = measure(graph, simulate_charged(graph, costs), costs, switch_after_last_forward=after_last)
     return {

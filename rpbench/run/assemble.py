@@ -165,7 +165,7 @@ def assemble(request: Request) -> Assembled:
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
     graph, versions = checked_graph(schedule)
-    keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
+    keeps = fitting_layers(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)
     if request.recompute == "except_last":
         keeps = kept_layers(choice.partition, "except_last")
@@ -200,7 +200,7 @@ def _check_schedule(request: Request, schedule: Schedule) -> None:
         check_shards(schedule.shape, request.model)
 
 
-def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
+def fitting_layers(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
     """The layers of each stage that keep their activations instead of recomputing: as many as fit."""
     memory = problem.memory
     assert schedule.partition is not None
@@ -302,7 +302,7 @@ def _finished(request: Request, order: Schedule) -> Schedule:
         raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
-def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str) -> Schedule:
     """The schedule of a partition, dispatched as requested, with its optimizer steps and transfers."""
     return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
 

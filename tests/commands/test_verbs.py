@@ -239,6 +239,29 @@ def test_what_show_prints_runs_like_the_schedule_it_is_of(schedule, capsys, tmp_
     assert spans[0] == spans[1]
 
 
+ROUNDS = ("schedule=roundpipe", "schedule.round_size=1", "num_microbatches=9", "cost=constant", "num_devices=4")
+LAYERS = ("schedule=1f1b", "model=qwen3_1p7b", "cost=analytic", "cluster=8x_rtx4090", "num_microbatches=8")
+
+
+@pytest.mark.parametrize("words", [(*ROUNDS, "dispatch=dynamic"), (*LAYERS, "recompute=fitting")], ids=("turn", "fit"))
+def test_a_plan_takes_as_long_as_its_run(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch(("plan", *words)) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert dispatch((*words, "partition=even")) == 0
+    ran = json.loads(capsys.readouterr().out)["makespan_s"]
+    assert next(plan["makespan_s"] for plan in plans if plan["method"] == "even") == pytest.approx(ran)
+
+
+def test_a_plan_is_of_no_file(capsys, tmp_path, monkeypatch):
+    """It planned the default schedule instead."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    for word in ("schedule=order.csv", "schedule_file=order.csv"):
+        assert dispatch(("plan", word)) == 2
+        assert "schedule_file=order.csv: nothing searches a cut for an order of a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])
 def test_a_folder_without_records_is_refused_before_what_draws_is_imported(words, tmp_path):
     code = "import sys; from analysis.verbs import VERBS; from rpbench.cli import dispatch, register; register(VERBS); "
