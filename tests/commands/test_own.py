@@ -80,6 +80,14 @@ def test_new_takes_no_name_that_is_taken(name, group, rpbench):
     assert rpbench("new", group, name)[0] == 2
 
 
+@pytest.mark.parametrize("name", ["null", "true", "yes", "off", "nan"])
+def test_new_takes_no_name_that_is_no_text(name, rpbench, tmp_path):
+    """`model=null` chooses nothing, and `name: yes` in a file is true: the command that `new` prints was refused."""
+    status, _, err = rpbench("new", "model", name)
+    assert (status, list(tmp_path.glob("model/*"))) == (2, [])
+    assert f"name '{name}': a YAML file or a command line takes it for no text; take another, my_{name}" in err
+
+
 @pytest.mark.parametrize(
     "old, new, rule",
     [
