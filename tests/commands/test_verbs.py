@@ -76,7 +76,7 @@ def test_an_interruption_says_what_is_left(words, kept, capsys, monkeypatch):
 def test_a_command_that_nobody_hears_ends_with_its_status(words, streams, status, tmp_path):
     line = f"{sys.executable} -m rpbench {words} {streams}"
     ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (status, False)
+    assert (ended.returncode, "Traceback" in ended.stderr, ": ;" in ended.stderr) == (status, False, False)
 
 
 def test_the_version_is_ours(capsys):

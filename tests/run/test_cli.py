@@ -160,6 +160,7 @@ WRONG = [
         "cluster 8x_rtx4090 has 8",
     ),
     (["foo=["], "cannot read 'foo=['"),
+    (["results_dir=größe"], "quote values with bars, commas or letters beyond a to z"),
     (["compare", "abc"], "two or more run ids"),
     (["compare", "abc", "def"], "no record of results begins with it"),
     (["report", "oout=x"], "report takes"),
