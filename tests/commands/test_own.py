@@ -254,6 +254,18 @@ def test_what_a_generator_returns_is_checked_before_it_is_read(words, returned, 
     assert (status, expected in capsys.readouterr().err) == (2, True)
 
 
+def test_what_a_generator_orders_has_the_registered_name(rpbench, place, capsys, tmp_path):
+    """Also where it is another's order, as here GPipe's: the text that `show` prints runs under its own name."""
+    (place / "schedule" / "own.py").write_text(SCHEDULE.replace("NAME", "mine_own"))
+    assert dispatch(("--config-dir", "place", "show", "schedule=mine_own", *SMALL)) == 0
+    shown = capsys.readouterr()
+    assert "# name=mine_own " in shown.out
+    assert shown.err.startswith("mine_own (")
+    (tmp_path / "order.txt").write_text(shown.out)
+    _, (row,), err = rpbench("schedule_file=order.txt")
+    assert (row["schedule"], err.split()[0]) == ("mine_own", "mine_own")
+
+
 def test_an_error_in_a_generator_shows_the_calls_from_its_file_on(rpbench, place):
     text = SCHEDULE.replace("NAME", "mine_own").replace("return gpipe(shape)", "return gpipe(7)")
     (place / "schedule" / "own.py").write_text(text)
