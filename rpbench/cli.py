@@ -46,8 +46,8 @@ def dispatch(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        where = plain(str(error.filename or ""))
-        _report(f"{error.strerror or error}: {where}; what had ended before is kept")
+        where = f": {plain(str(error.filename))}" if error.filename else ""  # a full stdout has no name
+        _report(f"{error.strerror or error}{where}; what had ended before is kept")
         return 2
     except KeyboardInterrupt:
         verb = next((item for item in arguments if item in _verbs), "run")

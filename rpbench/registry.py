@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from numbers import Integral
@@ -160,7 +160,7 @@ class Entry:
         return (window, total // window) if window else (1, total)
 
     def build(self, shape: Shape, costs: StageCosts | None = None, /, **options: Any) -> Schedule:
-        """The schedule for a shape; `costs` are for orders that depend on times, by default units.
+        """The schedule for a shape, under this name; `costs` are for orders that depend on times, by default units.
 
         Raises ValueError, with the value, the rule and a way out, if the shape or an option does not fit.
         """
@@ -169,9 +169,9 @@ class Entry:
             known = ", ".join(self.options) or "none"
             raise ValueError(f"schedule {self.name} has no option {sorted(unknown)[0]!r}; its options: {known}")
         given = (shape, costs or unit_costs(shape)) if self.needs_costs else (shape,)
-        if self.generate.__module__.startswith(_PROJECT):
-            return self.generate(*given, **options)
-        return self._of_others(*given, **options)
+        is_ours = self.generate.__module__.startswith(_PROJECT)
+        found = self.generate(*given, **options) if is_ours else self._of_others(*given, **options)
+        return found if found.name == self.name else replace(found, name=self.name)
 
     def _of_others(self, *given: Any, **options: Any) -> Schedule:
         """The schedule of a user's generator; errors name its file."""

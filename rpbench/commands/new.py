@@ -15,6 +15,7 @@ from rpbench.places import FILE, FLAG, VARIABLE, home
 from rpbench.records.record import check_writable, write_atomically
 
 MOST_LETTERS = 100
+NO_TEXTS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # to YAML or on a command line
 
 # The command that tries each kind.
 _RUNS = {
@@ -64,6 +65,8 @@ def _check_name(kind: str, name: str) -> None:
         raise ConfigError(f"name {name!r}: lower-case letters, digits and underscores, a letter first, as in my_{kind}")
     if len(name) > MOST_LETTERS:
         raise ConfigError(f"name {name[:20]}...: it has {len(name)} letters, a file's name takes {MOST_LETTERS}")
+    if name in NO_TEXTS:
+        raise ConfigError(f"name {name!r}: a YAML file or a command line takes it for no text; take another, my_{name}")
     if keyword.iskeyword(name) and kind == "schedule":
         raise ConfigError(f"name {name!r}: a word of Python, which no function can have; take another, as in my_{name}")
     if name in options_of(kind):

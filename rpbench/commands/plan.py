@@ -1,7 +1,7 @@
 """`plan`: partitions of one model side by side, or stages and replicas by PipeDream's partitioner."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from rpbench.plan.graph_cuts import Cuts, cuts_of
 from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
-from rpbench.run.assemble import build_schedule, pose
-from rpbench.sim.checked import checked_graph
+from rpbench.run.assemble import built, pose
 from rpbench.sim.metrics import measure
 from rpbench.sim.shared_links import simulate_charged
 from rpbench.whole_file import read_text
@@ -25,16 +24,21 @@ from rpbench.whole_file import read_text
 
 def compare_plans(request: Request) -> dict[str, Any]:
     """The plan of every method, the best first, and why others cannot be used; ValueError if none can."""
+    if (file := request.schedule.file) is not None:
+        raise ConfigError(
+            f"schedule_file={file.path}: nothing searches a cut for an order of a file; plan a schedule by its name, "
+            "as in schedule=1f1b"
+        )
     problem = pose(request)
     plans: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for method in METHODS:
         try:
-            plans.append(_plan_facts(problem, choose(method, problem)))
+            plans.append(_plan_facts(problem, choose(method, problem), request.dispatch))
         except ValueError as error:
             refused[method] = str(error)
     if not plans:
-        raise ValueError("; ".join(refused.values()))
+        raise ValueError("; ".join(dict.fromkeys(refused.values())))
     plans.sort(key=lambda plan: float(plan["makespan_s"]))
     return {
         "schedule": problem.entry.name,
@@ -49,10 +53,9 @@ def compare_plans(request: Request) -> dict[str, Any]:
     }
 
 
-def _plan_facts(problem: Problem, choice: Choice) -> dict[str, Any]:
-    schedule = build_schedule(problem, choice, problem.costs(choice.partition))
-    graph, _ = checked_graph(schedule)
-    costs = problem.charged(schedule)
+def _plan_facts(problem: Problem, choice: Choice, dispatch: str) -> dict[str, Any]:
+    graph, _, keeps = built(problem, choice, dispatch)
+    costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     after_last = problem.entry.switch_after_last_forward
     metrics = measure(graph, simulate_charged(graph, costs), costs, switch_after_last_forward=after_last)
     return {
@@ -64,7 +67,7 @@ def _plan_facts(problem: Problem, choice: Choice) -> dict[str, Any]:
         "bubble_makespan": metrics["bubble_makespan"],
         "num_plans_evaluated": choice.num_evaluated,
         **({} if choice.proven is None else {"proven": choice.proven}),
-        **schedule.told,
+        **graph.schedule.told,
     }
 
 

@@ -310,7 +310,7 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
             return ConfigError(reworded("Could not override ''", overrides))
         return ConfigError(
             f"cannot read {given or ' '.join(overrides)!r}: write key=value, and brackets and quotes in pairs; quote "
-            "values with spaces, bars or commas, as in \"partition='2-2|1-1-2-0*'\""
+            "values with bars, commas or letters beyond a to z, as in \"partition='2-2|1-1-2-0*'\""
         )
     if isinstance(error, MissingConfigException) and (
         missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))

@@ -408,6 +408,11 @@ def _check_mode(request: Request) -> None:
     asked = request.checkpoint.save_to or request.checkpoint.resume_from
     if asked and (backend is None or backend.name not in ("virtual", "cpu", "torch")):
         raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual, cpu or torch")
+    if (file := request.schedule.file) is not None and not isinstance(mode, Simulate | Train | Failures):
+        raise ConfigError(
+            f"schedule_file={file.path} with mode={mode.name}: it times what it knows by name; leave the file out, or "
+            "use mode=simulate"
+        )
     if isinstance(mode, Predict | Roofline | AnyDuel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
     if request.tuning_budget is not None and not isinstance(mode, Simulate):

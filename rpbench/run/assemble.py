@@ -1,6 +1,6 @@
 """Assembling a run from its request: model, cluster, costs, partition and the checked schedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -157,11 +157,7 @@ def assemble(request: Request) -> Assembled:
     if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
         whole = replace(request, workload=replace(request.workload, lengths=None))
         profile = layer_times(whole, _num_layers(request))
-    graph, versions, keeps = _built(request, problem, choice)
-    if problem.entry.needs_costs and keeps == choice.partition.backward:  # its order was made for recomputed layers
-        again = _built(request, replace(problem, keeps=keeps), choice)
-        if again[-1] == keeps:
-            graph, versions, keeps = again
+    graph, versions, keeps = built(problem, choice, request.dispatch, partial(_check_built, request))
     costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     if request.recompute == "except_last":
         keeps = kept_layers(choice.partition, "except_last")
@@ -183,16 +179,31 @@ def assemble(request: Request) -> Assembled:
     )
 
 
-def _built(request: Request, problem: Problem, choice: Choice) -> tuple[Graph, Versions, tuple[int, ...] | None]:
-    """The checked schedule of a cut, and the layers of each stage that stay if as few as possible recompute."""
-    schedule = build_schedule(problem, choice, problem.costs(choice.partition), request.dispatch)
+def built(
+    problem: Problem, choice: Choice, dispatch: str, check: Callable[[Schedule], None] | None = None
+) -> tuple[Graph, Versions, tuple[int, ...] | None]:
+    """The checked schedule of a cut, and the layers of each stage that stay if as few as possible recompute.
+
+    An order that follows from times is made for recomputed layers, and again if none recomputes and that still fits.
+    """
+    schedule = build_schedule(problem, choice, problem.costs(choice.partition), dispatch)
+    if check is not None:
+        check(schedule)
+    graph, versions = checked_graph(schedule)
+    keeps = _fitting(problem, schedule, graph) if problem.fitting else None
+    if problem.entry.needs_costs and not problem.keeps and keeps == choice.partition.backward:
+        again = built(replace(problem, keeps=keeps), choice, dispatch, check)
+        if again[-1] == keeps:
+            return again
+    return graph, versions, keeps
+
+
+def _check_built(request: Request, schedule: Schedule) -> None:
     if request.offload != "none":
         check_sizes(schedule, _model_bytes(request))
     _check_schedule(request, schedule)
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
-    graph, versions = checked_graph(schedule)
-    return graph, versions, _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
 
 
 def _check_schedule(request: Request, schedule: Schedule) -> None:
@@ -310,7 +321,7 @@ def _finished(request: Request, order: Schedule) -> Schedule:
         raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
-def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str) -> Schedule:
     """The schedule of a partition, dispatched as requested, with its optimizer steps and transfers."""
     made = None if problem.keeps else choice.schedule  # for recomputed layers
     return problem.finished(deal(made or problem.order(choice.partition), costs, dispatch))
@@ -388,8 +399,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         keeps_last=request.recompute == "except_last",
         num_head_shards=schedule.shape.num_head_shards,
     )
-    sizes = _model_bytes(request)
-    check_sizes(schedule, sizes)
+    sizes = _model_bytes(request)  # without them transfers take no time, as those of a named schedule
     _check_schedule(request, schedule)
     if request.charge == "bytes":
         traffic = _traffic(request, sizes)

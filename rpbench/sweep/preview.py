@@ -137,7 +137,7 @@ def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterato
         try:
             request = request_of(composer.compose(overrides))
             run_id = record.run_id(identity(request))
-            row |= {"run_id": run_id, **_state(results, run_id, _before(earlier, number), leases)}
+            row |= {"run_id": run_id, **_state(results, run_id, _before(earlier, number, run_id), leases)}
             yield row | (asdict(forecaster.of(request)) if row["state"] in (PLANNED, STALE, FAILED) else {})
         except ValueError as error:
             yield row | {"state": NOT_APPLICABLE, "reason": str(error)}
@@ -186,9 +186,14 @@ def _state(results: Path, run_id: str, changed: list[str], leases: Leases) -> di
     return {"state": STALE, "changed": changed} if changed else {"state": PLANNED}
 
 
-def _before(earlier: Manifest | None, number: int) -> list[str]:
-    """What changed since a cell ended: versions, or `surroundings`; empty for a cell that has not ended."""
-    if earlier is None or number >= len(earlier.cells) or earlier.cells[number].state not in ENDED:
+def _before(earlier: Manifest | None, number: int, run_id: str) -> list[str]:
+    """What changed since a cell ended; empty for a cell that has not ended.
+
+    Versions or `surroundings`; `record` where its run is the same, so that its record is gone or damaged.
+    """
+    if earlier is None or number >= len(earlier.cells) or (cell := earlier.cells[number]).state not in ENDED:
         return []
+    if run_id in cell.run_ids:
+        return ["record"]
     now = {"code_version": provenance.code_version(), "conf_version": provenance.conf_version()}
     return [key for key, value in now.items() if getattr(earlier, key) != value] or ["surroundings"]

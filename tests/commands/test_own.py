@@ -80,6 +80,14 @@ def test_new_takes_no_name_that_is_taken(name, group, rpbench):
     assert rpbench("new", group, name)[0] == 2
 
 
+@pytest.mark.parametrize("name", ["null", "true", "yes", "off", "nan"])
+def test_new_takes_no_name_that_is_no_text(name, rpbench, tmp_path):
+    """`model=null` chooses nothing, and `name: yes` in a file is true: the command that `new` prints was refused."""
+    status, _, err = rpbench("new", "model", name)
+    assert (status, list(tmp_path.glob("model/*"))) == (2, [])
+    assert f"name '{name}': a YAML file or a command line takes it for no text; take another, my_{name}" in err
+
+
 @pytest.mark.parametrize(
     "old, new, rule",
     [
@@ -244,6 +252,18 @@ def test_what_a_generator_returns_is_checked_before_it_is_read(words, returned, 
     advised = ("model=tiny_gpt", "gpu=rtx4090", "num_devices=2", "sequences_per_step=4", "schedules=broken")
     status = dispatch(("--config-dir", "place", *words, *(advised if words == ("advise",) else run)))
     assert (status, expected in capsys.readouterr().err) == (2, True)
+
+
+def test_what_a_generator_orders_has_the_registered_name(rpbench, place, capsys, tmp_path):
+    """Also where it is another's order, as here GPipe's: the text that `show` prints runs under its own name."""
+    (place / "schedule" / "own.py").write_text(SCHEDULE.replace("NAME", "mine_own"))
+    assert dispatch(("--config-dir", "place", "show", "schedule=mine_own", *SMALL)) == 0
+    shown = capsys.readouterr()
+    assert "# name=mine_own " in shown.out
+    assert shown.err.startswith("mine_own (")
+    (tmp_path / "order.txt").write_text(shown.out)
+    _, (row,), err = rpbench("schedule_file=order.txt")
+    assert (row["schedule"], err.split()[0]) == ("mine_own", "mine_own")
 
 
 def test_an_error_in_a_generator_shows_the_calls_from_its_file_on(rpbench, place):

@@ -76,7 +76,7 @@ def test_an_interruption_says_what_is_left(words, kept, capsys, monkeypatch):
 def test_a_command_that_nobody_hears_ends_with_its_status(words, streams, status, tmp_path):
     line = f"{sys.executable} -m rpbench {words} {streams}"
     ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (status, False)
+    assert (ended.returncode, "Traceback" in ended.stderr, ": ;" in ended.stderr) == (status, False, False)
 
 
 def test_the_version_is_ours(capsys):
@@ -221,6 +221,45 @@ def test_torchs_table_runs_like_the_schedule_it_is_of(capsys, tmp_path, monkeypa
     made = json.loads(capsys.readouterr().out)
     assert read["makespan_s"] == made["makespan_s"]
     assert (read["schedule"], read["num_devices"], read["num_microbatches"]) == ("order", 2, 4)
+
+
+@pytest.mark.parametrize("schedule", ["zero_3", "bpipe", "roundpipe"])
+def test_what_show_prints_runs_like_the_schedule_it_is_of(schedule, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (f"schedule={schedule}", "num_devices=4", "num_microbatches=8")
+    assert dispatch(("show", *words)) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "order.txt").write_text(printed)
+    assert dispatch(("show", "schedule_file=order.txt")) == 0
+    assert capsys.readouterr().out == printed
+    spans = []
+    for asked in (words, ("schedule_file=order.txt",)):
+        assert dispatch(asked) == 0
+        spans.append(json.loads(capsys.readouterr().out)["makespan_s"])
+    assert spans[0] == spans[1]
+
+
+ROUNDS = ("schedule=roundpipe", "schedule.round_size=1", "num_microbatches=9", "cost=constant", "num_devices=4")
+LAYERS = ("schedule=1f1b", "model=qwen3_1p7b", "cost=analytic", "cluster=8x_rtx4090", "num_microbatches=8")
+
+
+@pytest.mark.parametrize("words", [(*ROUNDS, "dispatch=dynamic"), (*LAYERS, "recompute=fitting")], ids=("turn", "fit"))
+def test_a_plan_takes_as_long_as_its_run(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch(("plan", *words)) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert dispatch((*words, "partition=even")) == 0
+    ran = json.loads(capsys.readouterr().out)["makespan_s"]
+    assert next(plan["makespan_s"] for plan in plans if plan["method"] == "even") == pytest.approx(ran)
+
+
+def test_a_plan_is_of_no_file(capsys, tmp_path, monkeypatch):
+    """It planned the default schedule instead."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    for word in ("schedule=order.csv", "schedule_file=order.csv"):
+        assert dispatch(("plan", word)) == 2
+        assert "schedule_file=order.csv: nothing searches a cut for an order of a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])

@@ -100,6 +100,7 @@ def test_a_cell_that_only_begins_as_json_stays_text():
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,nan\n", "no number to keep"),
         (imports.records_of_csv, "schedule,num_devices\n1f1b,-2\n", "whole number"),
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,-5\n", "below 0"),
+        (imports.records_of_csv, "schedule,status\n1f1b,OOM\n", "line 2: status 'OOM' is none of ok, oom"),
         (imports.records_of_wandb, "[" * 100_000, "nested too deeply|not JSON"),
         (imports.records_of_wandb, '{"config": {}}', "an object with"),
         (imports.trace_of_kineto, "{", "not JSON"),

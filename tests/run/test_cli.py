@@ -160,6 +160,7 @@ WRONG = [
         "cluster 8x_rtx4090 has 8",
     ),
     (["foo=["], "cannot read 'foo=['"),
+    (["results_dir=größe"], "quote values with bars, commas or letters beyond a to z"),
     (["compare", "abc"], "two or more run ids"),
     (["compare", "abc", "def"], "no record of results begins with it"),
     (["report", "oout=x"], "report takes"),
@@ -303,6 +304,15 @@ def test_a_number_of_hundreds_of_digits_is_refused(words, said, rpbench):
     status, rows, err = rpbench("num_devices=2", *words)
     assert (status, rows) == (2, [])
     assert re.search(said, err), err
+
+
+@pytest.mark.parametrize("mode", ["predict", "roofline", "duel", "torch_duel"])
+def test_a_mode_that_knows_schedules_by_name_takes_no_file(mode, rpbench, tmp_path):
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    words = ("schedule_file=order.csv", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic")
+    status, rows, err = rpbench(f"mode={mode}", *words)
+    assert (status, rows) == (2, [])
+    assert f"schedule_file=order.csv with mode={mode}: it times what it knows by name" in err
 
 
 @pytest.mark.parametrize("name", ["order.txt", "order.csv"])

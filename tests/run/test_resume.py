@@ -65,6 +65,7 @@ def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
         (("checkpoint.save_to=results", "num_steps=2"), "is left alone; name a new folder"),
         (("checkpoint.save_to=d",), "num_steps=2 or more"),
         (("checkpoint.save_to=nowhere/d", "num_steps=2"), "is no folder that can be written"),
+        (("checkpoint.save_to=/proc/x", "num_steps=2"), "/proc is no folder that can be written"),
     ]:
         status, rows, err = rpbench("backend=virtual", *arguments)
         assert (status, rows) == (2, []), arguments

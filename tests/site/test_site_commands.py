@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rpbench.cli import all_verbs, dispatch
+from rpbench.ir.schedule import Shape
 from tests.site.site_pages import GROUNDS, PAGES, ROOT, blocks, commands, fences, name_of, write_file
 
 OURS = "|".join(all_verbs())
@@ -54,6 +56,16 @@ def test_other_words_behind_a_fence_are_refused(words):
         return
     with pytest.raises(ValueError, match="line 1"):
         list(fences(page))
+
+
+def test_the_generator_of_the_page_says_where_its_stages_are():
+    """Without a placement an action may stand on any device, and the property tests refuse the schedule."""
+    (block,) = (b for b in blocks(ROOT / "docs/howto/own_schedule.md") if b.title.endswith("gpipe_reversed.py"))
+    decorator = '@schedule("gpipe_reversed", source="example of the documentation")\n'
+    assert decorator in block.text
+    module: dict[str, Any] = {}
+    exec(block.text.replace(decorator, ""), module)  # unregistered: other tests see all schedules
+    assert module["gpipe_reversed"](Shape(3, 3, 4)).placement == ((0,), (1,), (2,))
 
 
 def test_a_fence_without_an_end_is_refused():

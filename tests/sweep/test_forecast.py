@@ -44,6 +44,14 @@ def test_a_cell_that_is_there_is_not_forecast(rpbench):
     assert "2 cells: 1 done, 1 planned; about" in err
 
 
+def test_a_damaged_record_is_what_changed(rpbench, tmp_path):
+    words = ("-m", "schedule=1f1b,gpipe", "num_devices=2", "cost=constant", f"results_dir={tmp_path}")
+    _, (ended, _), _ = rpbench(*words)
+    (tmp_path / ended["run_id"] / "record.json").write_text("{")
+    _, rows, _ = rpbench("--dry-run", *words)
+    assert [(row["state"], row.get("changed")) for row in rows] == [("stale", ["record"]), ("done", None)]
+
+
 @pytest.mark.parametrize("measured", [True, False])
 def test_seconds_are_those_of_runs_like_it(measured, tmp_path):
     """A run of 2 steps of 4 microbatches that took 10 s, 8 of them training: 2 + 40 s for 5 steps of 8."""

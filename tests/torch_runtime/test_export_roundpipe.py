@@ -7,10 +7,10 @@ import pytest
 from rpbench.advice.rows import _unwritten
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition, parse, symmetric
-from rpbench.torch_runtime.formats.frameworks import (
-    roundpipe_host_bytes,
-    roundpipe_plan,
-)
+from rpbench.ir.schedule import ScheduleError, Shape
+from rpbench.registry import entries
+from rpbench.torch_runtime.formats.export import Given, export
+from rpbench.torch_runtime.formats.frameworks import roundpipe_host_bytes, roundpipe_plan
 from rpbench.workload.architecture import Architecture
 
 FUSED = Partition((2, 3), (1, 2, 2, 2), fused=True)
@@ -42,6 +42,14 @@ def test_advice_knows_which_plans_are_refused(cut):
         assert "no range without layers" in why
     else:
         assert why == ""
+
+
+def test_no_plan_for_an_order_that_the_library_does_not_run():
+    for name in ("gpipe", "mobius"):
+        order = entries()[name].build(Shape(2, 4 if name == "mobius" else 2, 4))
+        order = order.with_partition(symmetric((1,) * order.shape.num_stages))
+        with pytest.raises(ScheduleError, match=f"schedule={name}: RoundPipe's library runs RoundPipe alone"):
+            export(order, "roundpipe", Given(lambda: None))
 
 
 def test_its_host_memory_by_hand():

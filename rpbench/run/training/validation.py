@@ -5,7 +5,6 @@ last stage has stepped to it. A method may compute with other weights; those tha
 """
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from rpbench.ir.index import GRADIENT
 from rpbench.ir.policy import is_trial
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch
+from rpbench.records import record
 from rpbench.run.recording import Fields
 from rpbench.run.training.tensors import optimizer_settings
 
@@ -65,8 +65,9 @@ def check_save_to(request: Request) -> None:
         return
     folder = Path(request.checkpoint.save_to)
     above = folder.absolute().parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if not above.is_dir():
         raise ConfigError(f"checkpoint.save_to={folder}: {above} is no folder that can be written")
+    record.check_writable(folder, "checkpoint.save_to")
     with config_errors("checkpoint.save_to="):
         checkpoint.check_target(folder)
 

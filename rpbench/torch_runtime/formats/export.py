@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition
-from rpbench.ir.schedule import Schedule, to_text
+from rpbench.ir.schedule import Schedule, ScheduleError, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.formats.frameworks import (
     FRAMEWORKS,
@@ -125,7 +125,13 @@ def _deepspeed_parts(schedule: Schedule, given: Given) -> str:
 
 def _roundpipe(schedule: Schedule, given: Given) -> str:
     """The released library's plan as one JSON object, with the host's memory where the model has a shape."""
-    plan = roundpipe_plan(_cut(schedule, "roundpipe"))
+    partition = _cut(schedule, "roundpipe")
+    if schedule.name != "roundpipe":
+        raise ScheduleError(
+            f"schedule={schedule.name}: RoundPipe's library runs RoundPipe alone; take schedule=roundpipe with "
+            "format=roundpipe, or write this order by format=text"
+        )
+    plan = roundpipe_plan(partition)
     if given.model is not None:
         needed = roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
