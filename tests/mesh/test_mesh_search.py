@@ -46,6 +46,13 @@ def test_every_plan_divides_and_makes_a_job():
         assert job.global_batch == 32
 
 
+def test_microbatches_have_every_size_that_divides_the_batch():
+    plans = plans_of(question(devices=8, batch=24))
+    assert {inner.sequences for inner in plans.inners} == {1, 2, 3, 4, 6, 8, 12, 24}
+    whole = [plans.inners[inner].sequences for inner, data in zip(plans.inner, plans.data, strict=True) if data == 8]
+    assert max(whole) == 3  # eight replicas without accumulation
+
+
 @pytest.mark.parametrize("training", [{}, {"training_mode": "lora", "lora_rank": 16}, {"optimizer_bits": 8}])
 def test_closed_forms_in_arrays_are_near_those_of_single_plans(training):
     """Of each way of sharing alone: without a pipeline the forms are the same, but for layers behind each other."""
