@@ -40,6 +40,7 @@ class Space:
     # max_tensor, max_context: largest groups
     max_tensor: int = 8
     max_context: int = 1
+    cuts_experts: bool = True  # whether devices may hold some of the experts each
     sequences: tuple[int, ...] = ()  # of a microbatch; empty: `microbatch_sizes`
     # recomputes, schedules, shared: see `Job` and `Sharing`
     recomputes: tuple[Recompute, ...] = ("fitting",)  # it is as fast as none where all fits, and as small as full
@@ -126,7 +127,8 @@ def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> 
         if seq_len % t == own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
     ]
     contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]
-    experts = [e for e in _powers(own.experts.total) if own.experts.total % e == 0] if own.experts else [1]
+    total = own.experts.total if own.experts and space.cuts_experts else 1
+    experts = [e for e in _powers(total) if total % e == 0]
     return [
         Inner(t, c, e, b, recompute)
         for t, c, e, b, recompute in product(tensors, contexts, experts, space.sequences, space.recomputes)
