@@ -80,3 +80,16 @@ def test_options_of_superoffload_that_deepspeed_has_in_another_way_are_told():
         "the devices step the first 1 stages",
         "weights are gathered once a step",
     ]
+
+
+@pytest.mark.parametrize(
+    "name, stage", [("zero_offload", 2), ("zenflow", 2), ("zero_infinity", 3), ("superoffload", 3)]
+)
+def test_what_one_device_keeps_on_the_host_is_in_the_file(name, stage):
+    order = schedule_near(name, 1, 4)
+    options = entries()[name].options
+    found = json.loads(export(order, "deepspeed", Given(lambda: None, plan=numbers_of(order, options))))
+    zero = found["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (stage, "cpu")
+    assert ("offload_param" in zero) == (name == "zero_infinity")
+    assert found["train_batch_size"] == 4

@@ -95,7 +95,8 @@ class PlanNumbers:
 def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **known: Any) -> PlanNumbers:
     """The numbers of a schedule made with options; those `known` otherwise replace them."""
     shape, options = schedule.shape, dict(options or {})
-    ranks, everywhere = shape.num_ranks, bool(schedule.placement) and len(schedule.placement[0]) == shape.num_ranks > 1
+    ranks, placement = shape.num_ranks, schedule.placement
+    everywhere = schedule.name in _SHARED or (bool(placement) and len(placement[0]) == ranks > 1)  # of one device too
     found: dict[str, Any] = {"num_microbatches": shape.num_microbatches, "options": options}
     if shape.tensor_parallel:
         found |= {"tensor": ranks, "sequence_parallel": bool(options.get("sequence_parallel"))}
