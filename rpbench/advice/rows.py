@@ -279,7 +279,8 @@ def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
     chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
     if name not in SHARES or not chosen:
         raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
-    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if name in CUTS_LAYERS else 1)
+    cuts = name in CUTS_LAYERS
+    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if cuts else 1, cuts_experts=cuts)
 
 
 def command_of_mesh(job: Job) -> str:

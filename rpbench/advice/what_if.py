@@ -20,7 +20,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import Partition
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Recompute as MeshRecompute
-from rpbench.mesh.plan_search.plans import Space
+from rpbench.mesh.plan_search.plans import microbatch_sizes
 from rpbench.mesh.plan_search.search import memory_and_terms
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
 from rpbench.plan.contest.contender import Setting
@@ -185,9 +185,8 @@ def mesh_points(job: Job, on: On, is_over: Callable[[], bool]) -> Iterator[Point
         on: machines; that of the largest number of devices is the mesh's own.
         is_over: as in `points_of`.
     """
-    space = Space()
     for count in sorted(on, reverse=True):
-        for size, (recompute, word) in product(space.sequences, RECOMPUTE_WORD.items()):
+        for size, (recompute, word) in product(microbatch_sizes(job.global_batch), RECOMPUTE_WORD.items()):
             at = Point(count, size, word)
             machine = on[count]
             if not isinstance(machine, Machine) or is_over():

@@ -61,6 +61,8 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     known: dict[str, Any] = {}
     if mesh is not None:
         known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
+        if assembled.model is not None and assembled.model.experts is not None:
+            known["expert_tensor"] = mesh.expert_tensor
     cut, kept = assembled.choice.partition, assembled.keeps
     if mesh is not None and request.mesh is not None and request.recompute == "fitting":
         kept = planned(request, request.mesh)[0].kept_by_stage(cut)

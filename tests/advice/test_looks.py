@@ -37,6 +37,13 @@ def test_a_look_ends_at_a_microbatch_size_whose_neighbours_are_no_faster(name):
             assert pace_at(search, near, best.cut) <= best.timed.tokens_per_s * (1 + 1e-9), (name, size, other)
 
 
+@pytest.mark.parametrize("name", ["zero_2", "zero_3", "zero_offload", "greedysnake"])
+def test_a_look_passes_over_microbatch_sizes_that_replicas_cannot_share(name):
+    """Twelve sequences are six microbatches of two, which four replicas do not share; of one they are twelve."""
+    search = looked(name, small(num_devices=4, sequences_per_step=12, microbatches=(1, 2)))
+    assert search.best().setting.microbatch_sequences == 1
+
+
 @pytest.mark.parametrize("name", ["bpipe", "dapple", "chimera", "megatrain"])
 @pytest.mark.parametrize("lent", SIZES)
 def test_a_look_near_a_plan_leaves_a_microbatch_size_that_is_slow_here(name, lent):

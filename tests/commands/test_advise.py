@@ -13,7 +13,7 @@ from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on
-from rpbench.commands.advising.advise_questions import spelled_model
+from rpbench.commands.advising.advise_questions import spelled_machine, spelled_model
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
@@ -162,6 +162,16 @@ def test_a_head_that_is_as_the_usual_one_by_chance_is_spelled():
     # 64 heads share 32 pairs of keys and values, as many as model=transformer has heads.
     wide = Architecture("wide", 4, 4096, 64, 50_304, key_value_heads=32, gated=False, tied=True, seq_len=1024)
     assert load(shlex.split(spelled_model(wide))).model == wide
+
+
+@pytest.mark.parametrize("figure", ["intra_bytes_per_s", "host_link_bytes_per_s", "host_memory_bytes"])
+@pytest.mark.parametrize("gpu", ["rtx3090", "h100_sxm5_80gb", "t4"])
+def test_a_machine_is_the_same_when_it_is_spelled_key_by_key(gpu, figure):
+    """What was measured on the usual machine, such as the rate of collectives, is unknown with another link."""
+    given = described(gpu, {"num_devices": "8", figure: "12e9"}).machine
+    found = load(shlex.split(spelled_machine(given))).cluster
+    alike = {"declared": {}, "devices_per_node": None}  # where numbers come from is not spelled; one host has all
+    assert replace(found, **alike) == replace(given, **alike)
 
 
 def test_rows_are_restricted_to_what_runs_in_a_framework():

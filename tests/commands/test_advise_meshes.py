@@ -153,9 +153,10 @@ def test_every_order_of_a_search_over_meshes_has_a_row_or_the_reason_why_not():
     assert few["left_out"] == {"zb_h1": NO_MESH}  # its pipelines take two microbatches a rank
 
 
-@pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron"])
-def test_meshes_are_restricted_to_what_runs_in_a_framework(name):
-    answer = advise_on([*EIGHT_LAYERS, *NODES, f"runs_in={name}"], io.StringIO())
+@pytest.mark.parametrize("experts", [(), ("experts.total=8", "experts.active=2", "experts.inner=512")])
+@pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron", "DeepSpeed"])
+def test_meshes_are_restricted_to_what_runs_in_a_framework(name, experts):
+    answer = advise_on([*EIGHT_LAYERS, *experts, *NODES, f"runs_in={name}"], io.StringIO())
     assert answer["ranking"]
     for row in answer["ranking"]:
         assert name in row["runs_in"]

@@ -70,6 +70,11 @@ def test_so_many_devices_are_named_by_a_count_and_a_kind():
     assert [devices_named(text) for text in ("dgx_h100", "x_l40s", "04x_l40s", "4y_l40s")] == [None] * 4
 
 
+def test_a_memory_in_other_units_than_bytes_is_refused_with_what_processes_reserve() -> None:
+    with pytest.raises(ValueError, match="device_memory_bytes=24: bytes, such as 24e9; processes reserve 1,000"):
+        machine_of({"name": "small", "gpu": "t4", "device_memory_bytes": 24})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -20,7 +20,15 @@ from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
 from rpbench.mesh.plan_search.fitting import job_of, timed_plans
 from rpbench.mesh.plan_search.plans import EVEN, Inner, Plans, Space, _chunks, enumerate_plans
-from rpbench.mesh.plan_search.search import Candidates, memory_and_terms, search, simulate_job
+from rpbench.mesh.plan_search.search import (
+    OF_EACH,
+    TRIED,
+    Candidates,
+    _with_its_cut,
+    memory_and_terms,
+    search,
+    simulate_job,
+)
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.workload.architecture import architecture
@@ -44,6 +52,13 @@ def test_every_plan_divides_and_makes_a_job():
         job = job_of(asked, plans, number)
         assert job.mesh.num_devices == 16
         assert job.global_batch == 32
+
+
+def test_microbatches_have_every_size_that_divides_the_batch():
+    plans = plans_of(question(devices=8, batch=24))
+    assert {inner.sequences for inner in plans.inners} == {1, 2, 3, 4, 6, 8, 12, 24}
+    whole = [plans.inners[inner].sequences for inner, data in zip(plans.inner, plans.data, strict=True) if data == 8]
+    assert max(whole) == 3  # eight replicas without accumulation
 
 
 @pytest.mark.parametrize("training", [{}, {"training_mode": "lora", "lora_rank": 16}, {"optimizer_bits": 8}])
@@ -140,6 +155,17 @@ def test_split_backwards_are_planned_from_two_microbatches_a_device_on(microbatc
     inner = SimpleNamespace(recompute="none")
     assert _chunks("zb_h1", 4, 32, microbatches, inner, Space()) == chunks
     assert _chunks("1f1b", 4, 32, microbatches, inner, Space()) == [1]
+
+
+def test_the_fastest_plan_of_an_order_is_chosen_with_the_cuts_found():
+    """The third and later even cuts may be the fastest once a large head has its cut: Llama-3.2-1B on four L4."""
+    asked = Question(architecture("llama32_1b"), machine("8x_l4").with_devices(4), SOFTWARE, 2048, 32)
+    plans = Candidates(asked, Space(schedules=("interleaved_1f1b",), shared=("none", "optimizer")))
+    of_order = plans.order[plans.plans.pipeline[plans.order] > 1]
+    paces = [_with_its_cut(each).tokens_per_s_per_device for each in plans.simulated(of_order[:TRIED], OF_EACH)]
+    assert max(paces) > 1.05 * max(paces[:2])
+    found = [each for each in plans.best_of_each() if each.job.mesh.pipeline > 1]
+    assert [each.tokens_per_s_per_device for each in found] == [max(paces)]
 
 
 def test_a_batch_that_divides_by_nothing_is_refused():

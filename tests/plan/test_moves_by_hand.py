@@ -220,9 +220,14 @@ def tried(pace=0.0, misfit=1.0):
 def test_the_size_of_microbatches_leaves_one_to_thirty_two_for_a_device_by_twos():
     assert default_microbatches(64, 8) == (1, 2, 4, 8)
     assert default_microbatches(64, 1) == (2, 4, 8, 16, 32, 64)
-    assert default_microbatches(12, 2) == (1, 2, 4)  # not 3 or 6: less than twice the one before
     assert default_microbatches(5, 8) == (1,)
-    assert default_microbatches(1000, 2) == (20, 40, 100, 200, 500)
+    assert default_microbatches(24, 1) == (1, 2, 4, 8, 24)  # not 3, 6 or 12: less than twice the one before
+
+
+def test_microbatches_that_devices_share_evenly_have_sizes_of_their_own():
+    assert default_microbatches(12, 4) == (1, 2, 3)  # 12, 6 and 4 microbatches
+    assert default_microbatches(12, 2) == (1, 2, 4, 6)
+    assert default_microbatches(1000, 2) == (20, 40, 50, 100, 200, 250, 500)
 
 
 def test_a_step_of_a_device_that_runs_all_stages_is_its_part_of_the_microbatches():

@@ -63,7 +63,7 @@ def test_what_was_tried_stands_beside_the_record(small: Request, tmp_path) -> No
 
 
 def test_a_memory_that_nothing_fits_is_a_verdict(small: Request, tmp_path) -> None:
-    tight = replace(small, cluster=replace(small.cluster, device_memory_bytes=1_000_000), results_dir=tmp_path)
+    tight = replace(small, cluster=replace(small.cluster, device_memory_bytes=841_000_000), results_dir=tmp_path)
     (row,) = run(replace(tight, subject={**tight.subject, "tight": True}))
     assert row["status"] == "infeasible"
     assert "and has 0.0 GB with the plan that lacks least of" in row["reason"]

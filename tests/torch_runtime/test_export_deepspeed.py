@@ -1,4 +1,7 @@
-"""What exports refuse: orders that DeepSpeed does not run, and methods that would be written as data parallelism."""
+"""What exports refuse or tell: orders that DeepSpeed does not run, methods that would be written as data parallelism,
+experts that a file cannot deal, and options that a framework has in another way."""
+
+import json
 
 import pytest
 from torch_cases import schedule_near
@@ -8,6 +11,7 @@ from rpbench.cli import dispatch
 from rpbench.ir.schedule import ScheduleError
 from rpbench.registry import entries
 from rpbench.torch_runtime.formats.export import Given, export
+from rpbench.torch_runtime.formats.frameworks import numbers_of
 
 # Not in the list of what runs there by this name: 1F1B's own order, Mario's with recomputation, and Megatron's shards.
 AS_WELL = {"adaptive_1f1b", "mario", "megatron_tp"}
@@ -42,3 +46,50 @@ def test_a_refusal_names_a_schedule_and_a_form(capsys):
     assert "run 1F1B alone" in err
     assert "take schedule=1f1b with format=deepspeed" in err
     assert dispatch([*words, "schedule=1f1b", "recompute=none", "num_steps=1"]) == 0
+
+
+EXPERTS = ("schedule=1f1b", "model=mixtral_8x7b", "cluster=dgx_h100", "num_devices=8", "num_microbatches=4")
+DEALT = ("mesh.data=2", "mesh.tensor=4", "mesh.sequence_parallel=true", "mesh.expert=8", "mesh.shard=parameters")
+
+
+@pytest.mark.parametrize(
+    "form, whose", [("deepspeed", "DeepSpeed deals experts in"), ("fsdp2", "accelerate's FSDP2 deals no")]
+)
+def test_a_file_that_cannot_deal_experts_is_not_written_without_them(form, whose, capsys):
+    assert dispatch(["show", *EXPERTS, *DEALT, f"format={form}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"expert=8: {whose}" in err
+    assert "take format=megatron_layout" in err
+
+
+def test_megatron_is_told_that_experts_are_whole_where_other_matrices_are_cut(capsys):
+    """Without a word it cuts them as the others, into four: 32 devices for eight experts, where there are eight."""
+    assert dispatch(["show", *EXPERTS, *DEALT, "format=megatron_layout"]) == 0
+    assert "--expert-tensor-parallel-size 1\n" in capsys.readouterr().out
+    for words in (["mesh.data=8", "mesh.expert=8"], ["model=llama3_8b", "mesh.data=2", "mesh.tensor=4"]):
+        assert dispatch(["show", *EXPERTS, *words, "format=megatron_layout"]) == 0
+        assert "--expert-tensor" not in capsys.readouterr().out
+
+
+def test_options_of_superoffload_that_deepspeed_has_in_another_way_are_told():
+    order = schedule_near("superoffload", 2, 4)
+    options = {"speculate": True, "device_stages": 1, "gather_each_visit": False}
+    found = json.loads(export(order, "deepspeed", Given(lambda: None, plan=numbers_of(order, options))))
+    assert [note.partition(";")[0] for note in found["rpbench"]["notes"]] == [
+        "the devices step the first 1 stages",
+        "weights are gathered once a step",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, stage", [("zero_offload", 2), ("zenflow", 2), ("zero_infinity", 3), ("superoffload", 3)]
+)
+def test_what_one_device_keeps_on_the_host_is_in_the_file(name, stage):
+    order = schedule_near(name, 1, 4)
+    options = entries()[name].options
+    found = json.loads(export(order, "deepspeed", Given(lambda: None, plan=numbers_of(order, options))))
+    zero = found["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (stage, "cpu")
+    assert ("offload_param" in zero) == (name == "zero_infinity")
+    assert found["train_batch_size"] == 4

@@ -41,9 +41,9 @@ def spelled_model(given: Architecture) -> str:
 
 def spelled_machine(given: Machine) -> str:
     """The words of a machine that is not shipped: the usual machine of its devices and the keys that differ."""
-    if given.gpu is None:
-        return spelled("cluster", "local", _values(given))
-    base = given.name if devices_named(given.name) else f"{given.size}x_{given.gpu.name}"
+    base = "local"
+    if given.gpu is not None:
+        base = given.name if devices_named(given.name) else f"{given.size}x_{given.gpu.name}"
     usual = machine(base)
     same = {"gpu", *(("devices_per_node", "domain") if given.num_nodes == usual.num_nodes == 1 else ())}
     known = _values(usual)
@@ -77,14 +77,14 @@ def _once(command: str) -> str:
 
 
 def _words(key: str, value: Any) -> list[str]:
-    """The words of a command line that set a key; none for None."""
+    """The words of a command line that set a key."""
     if isinstance(value, Mapping):
         return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
     if isinstance(value, tuple):
         return [shlex.quote(f"++{key}=[{','.join('null' if each is None else str(each) for each in value)}]")]
     if isinstance(value, str) and not re.fullmatch(r"\w+", value):
         value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return [] if value is None else [shlex.quote(f"++{key}={value}")]
+    return [shlex.quote(f"++{key}={'null' if value is None else value}")]
 
 
 QUESTIONS = ("compare", "max_seq_len", "batch", "fewest_devices", "deadline_days")

@@ -128,6 +128,11 @@ class Machine:
         for name in _MAY_BE_0:
             if not (is_finite(value := getattr(self, name)) and value >= 0):
                 raise ValueError(f"cluster.{name}={value!r}: 0 or more")
+        if (room := self.usable_memory_bytes) is not None and room <= 0:
+            raise ValueError(
+                f"cluster.device_memory_bytes={self.device_memory_bytes}: bytes, such as 24e9; processes reserve "
+                f"{self.reserved_memory_bytes:,} of them (cluster.reserved_memory_bytes)"
+            )
         if not isinstance(self.published_name, str | None):
             raise ValueError(f"cluster.published_name={self.published_name!r:.80}: a paper's word for it, or null")
         self._check_mappings()
@@ -265,7 +270,7 @@ class Machine:
 
     @property
     def usable_memory_bytes(self) -> int | None:
-        """Memory of one device less the reserved bytes, below 0 if these are more; None: no limit."""
+        """Memory of one device less the reserved bytes, above 0; None: no limit."""
         if self.device_memory_bytes is None:
             return None
         return self.device_memory_bytes - (self.reserved_memory_bytes or 0)

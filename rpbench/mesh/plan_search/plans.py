@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.layers.layer_seconds import LAYERWISE, Recompute
-from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing
+from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing, divisors
 from rpbench.workload.architecture import Architecture
 
 Ints = npt.NDArray[np.int64]
@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "gpipe")
 SPLIT = frozenset({"zb_h1", "zb_h2"})  # orders that split backward
 EVEN = -1
+MOST_SEQUENCES = 32  # of a microbatch
 
 
 class Inner(NamedTuple):
@@ -39,7 +40,8 @@ class Space:
     # max_tensor, max_context: largest groups
     max_tensor: int = 8
     max_context: int = 1
-    sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # of a microbatch
+    cuts_experts: bool = True  # whether devices may hold some of the experts each
+    sequences: tuple[int, ...] = ()  # of a microbatch; empty: `microbatch_sizes`
     # recomputes, schedules, shared: see `Job` and `Sharing`
     recomputes: tuple[Recompute, ...] = ("fitting",)  # it is as fast as none where all fits, and as small as full
     schedules: tuple[str, ...] = SCHEDULES
@@ -86,6 +88,11 @@ class Plans:
         return split_evenly(layers, stages) if last == EVEN else (*split_evenly(layers - last, stages - 1), last)
 
 
+def microbatch_sizes(global_batch: int) -> tuple[int, ...]:
+    """The sizes of microbatches that divide a batch; others divide no replica's part of it."""
+    return tuple(size for size in divisors(global_batch) if size <= MOST_SEQUENCES)
+
+
 def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_batch: int, space: Space) -> Plans:
     """All plans of a model on a machine whose sizes divide; if there is none, ValueError naming what to change."""
     devices, layers = machine.size, len(own.layers)
@@ -93,6 +100,7 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
         space = replace(space, max_tensor=1, shared=tuple(what for what in space.shared if what != "parameters"))
     inners: list[Inner] = []
     rows: list[Ints] = []
+    space = replace(space, sequences=space.sequences or microbatch_sizes(global_batch))
     for inner in _inners(own, machine, seq_len, space):
         group = inner.tensor * inner.context
         if devices % group:
@@ -119,7 +127,8 @@ def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> 
         if seq_len % t == own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
     ]
     contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]
-    experts = [e for e in _powers(own.experts.total) if own.experts.total % e == 0] if own.experts else [1]
+    total = own.experts.total if own.experts and space.cuts_experts else 1
+    experts = [e for e in _powers(total) if total % e == 0]
     return [
         Inner(t, c, e, b, recompute)
         for t, c, e, b, recompute in product(tensors, contexts, experts, space.sequences, space.recomputes)

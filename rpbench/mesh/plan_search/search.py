@@ -31,7 +31,7 @@ BESIDE = 4  # cuts tried beside one with empty stages
 # Orders without a closed form. They are timed on the fastest meshes of other orders: the number of these meshes, and
 # most stages times microbatches.
 ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 4, 2048
-TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind: memory counted, simulated, cut searched
+TRIED, OF_EACH = 16, 6  # plans of a kind: memory counted; simulated, with their cuts searched
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Candidates:
         for kind in np.unique(kinds):
             of_kind = self.order[kinds == kind]
             own = self.simulated(of_kind[:TRIED], 1 if _is_long(self.job(int(of_kind[0]))) else OF_EACH)
-            own = tuple(map(_with_its_cut, own[:CUT])) if own and own[0].job.mesh.pipeline > 1 else own
+            own = tuple(map(_with_its_cut, own)) if own and own[0].job.mesh.pipeline > 1 else own
             found += sorted(own, key=lambda each: each.step_time_s)[:1]
         return found
 

@@ -85,11 +85,7 @@ class Sketcher:
         """The devices of each stage; empty if visits go to any device."""
         key = setting.chunks_per_device, setting.options
         if key not in self._placements:
-            largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # the order is made sooner
-            try:
-                _, order = self._first_order(largest, posed(self.contender, largest, self.terms, 1))
-            except ValueError:
-                _, order = self._first_order(setting, posed(self.contender, setting, self.terms, 1))
+            order = self._any_order(setting)
             self._overlapping[setting.options] = order.policy is not Policy.FLUSH
             self._placements[key] = order.placement
         return self._placements[key]
@@ -199,6 +195,18 @@ class Sketcher:
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
         """The given cuts with these numbers of stages, or with any number."""
         return [cut for cut in self.terms.starts if any_number or _counts(cut) == counts]
+
+    def _any_order(self, setting: Setting) -> Schedule:
+        """The order of a setting with the largest microbatches that the schedule takes, the soonest to order."""
+        refused: ValueError | None = None
+        for size in sorted({*self.terms.microbatches, setting.microbatch_sequences}, reverse=True):
+            changed = setting.changed("microbatch_sequences", size)
+            try:
+                return self._first_order(changed, posed(self.contender, changed, self.terms, 1))[1]
+            except ValueError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""

@@ -1,6 +1,6 @@
 """Terms: model, machine, batch and limits of all contenders, with the layer times and bytes they imply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -100,16 +100,23 @@ class Terms:
 def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
     """Microbatch sizes that give each device 1 to `MOST_ON_A_DEVICE` microbatches, by factors of about two.
 
-    More microbatches would shrink an already small bubble only a little.
+    More microbatches would shrink an already small bubble only a little. Sizes whose microbatches the devices can share
+    evenly are chosen by themselves too, for replicas take no others.
     """
     most = MOST_ON_A_DEVICE * num_devices
     fitting = [size for size in _divisors(sequences_per_step) if sequences_per_step // size <= most]
     several = [size for size in fitting if sequences_per_step // size >= num_devices]
+    even = [size for size in several if sequences_per_step // size % num_devices == 0]
+    return tuple(sorted({*_by_twos(several or fitting[:1]), *_by_twos(even)}))
+
+
+def _by_twos(sizes: Iterable[int]) -> list[int]:
+    """The ascending sizes without those below twice the one chosen before."""
     chosen: list[int] = []
-    for size in several or fitting[:1]:
+    for size in sizes:
         if not chosen or size >= 2 * chosen[-1]:
             chosen.append(size)
-    return tuple(chosen)
+    return chosen
 
 
 def _divisors(number: int) -> list[int]:

@@ -13,7 +13,7 @@ no option for a list of boundaries: a subclass sets `parts`; accelerate 1.15, `C
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
@@ -77,6 +77,7 @@ class PlanNumbers:
     tensor: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int = 0  # shards of one expert; 0: there are no experts, or as many as of other matrices
     sequence_parallel: bool = False  # element-wise work between tensor-parallel maps is cut as well
     shared: str = "none"  # what replicas share: none, optimizer, gradients, parameters
     on_host: str = ""  # the shared state that lives on the host: "", optimizer or parameters
@@ -94,7 +95,8 @@ class PlanNumbers:
 def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **known: Any) -> PlanNumbers:
     """The numbers of a schedule made with options; those `known` otherwise replace them."""
     shape, options = schedule.shape, dict(options or {})
-    ranks, everywhere = shape.num_ranks, bool(schedule.placement) and len(schedule.placement[0]) == shape.num_ranks > 1
+    ranks, placement = shape.num_ranks, schedule.placement
+    everywhere = schedule.name in _SHARED or (bool(placement) and len(placement[0]) == ranks > 1)  # of one device too
     found: dict[str, Any] = {"num_microbatches": shape.num_microbatches, "options": options}
     if shape.tensor_parallel:
         found |= {"tensor": ranks, "sequence_parallel": bool(options.get("sequence_parallel"))}
@@ -325,6 +327,8 @@ def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
     found |= {"micro-batch-size": plan.sequences, "global-batch-size": plan.global_batch}
     found |= {"tensor-model-parallel-size": plan.tensor, "context-parallel-size": plan.context}
     found |= {"expert-model-parallel-size": plan.expert} if plan.expert > 1 else {}
+    if plan.expert_tensor not in (0, plan.tensor):  # Megatron cuts experts as it cuts other matrices if nothing is said
+        found["expert-tensor-parallel-size"] = plan.expert_tensor
     found |= {"sequence-parallel": True} if plan.sequence_parallel else {}
     if plan.shared == "optimizer":
         found["use-distributed-optimizer"] = True
@@ -349,6 +353,11 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
         raise ValueError(f"{plan.shared} shared under a pipeline: DeepSpeed's pipeline takes ZeRO-1 at most")
     if plan.context > 1:
         raise ValueError(f"context={plan.context}: DeepSpeed cuts sequences in the model's code, not in its config")
+    if plan.expert > 1:
+        raise ValueError(
+            f"expert={plan.expert}: DeepSpeed deals experts in the model's code, not in its config; take "
+            "format=megatron_layout"
+        )
     stage = ("none", "optimizer", "gradients", "parameters").index(plan.shared)
     zero: dict[str, Any] = {"stage": stage}
     options, notes = plan.options, list(plan.notes)
@@ -358,6 +367,7 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
         zero["offload_param"] = {"device": "cpu"}
     if "speculate" in options:
         zero["offload_optimizer"] |= {"super_offload": True}
+        notes += _other_superoffload(options)
     if options.get("share", 1.0) != 1.0:
         notes.append(f"the host steps {options['share']} of the parameters; DeepSpeed has that at ZeRO-3 alone (ratio)")
     if "topk" in options:
@@ -385,12 +395,23 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
     return found | {"rpbench": own}
 
 
+def _other_superoffload(options: Mapping[str, Any]) -> Iterator[str]:
+    """What DeepSpeed's SuperOffload does in another way than a plan with these options."""
+    if options.get("device_stages"):
+        where = f"the devices step the first {options['device_stages']} stages"
+        yield f"{where}; DeepSpeed takes a share of the parameters, offload_optimizer's ratio"
+    if not options.get("gather_each_visit", True):
+        yield "weights are gathered once a step; DeepSpeed gathers them for every visit, which is slower and fits"
+
+
 def accelerate_yaml(plan: PlanNumbers) -> str:
     """accelerate's YAML for FSDP2, with a trainer's own options as comments `# key: value`; ValueError for a plan that
     FSDP2 does not run.
     """
     if plan.pipeline > 1 or plan.shared not in ("gradients", "parameters"):
         raise ValueError("format=fsdp2 writes plans whose replicas share gradients or parameters: zero_2, zero_3")
+    if plan.expert > 1:
+        raise ValueError(f"expert={plan.expert}: accelerate's FSDP2 deals no experts; take format=megatron_layout")
     told = {"per_device_train_batch_size": plan.sequences, "gradient_accumulation_steps": plan.num_microbatches}
     told |= {} if plan.seq_len is None else {"max_length": plan.seq_len}
     flag = {True: "true", False: "false"}
