@@ -30,7 +30,7 @@ LONG = 8192  # stages times microbatches; the cut of a longer order is not searc
 BESIDE = 4  # cuts tried beside one with empty stages
 # Orders without a closed form. They are timed on the fastest meshes of other orders: the number of these meshes, and
 # most stages times microbatches.
-ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 4, 2048
+ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 8, 2048
 TRIED, OF_EACH = 16, 6  # plans of a kind: memory counted; simulated, with their cuts searched
 
 
