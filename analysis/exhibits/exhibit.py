@@ -40,30 +40,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure or a table of the report, under one heading.
-
-    Args:
-        caption: what the exhibit shows and how it is known.
-        evidence: kinds of evidence in it (published, derived, simulated, predicted, emulated, measured).
-        command: the command line that makes its records.
-        draw: makes the figure; None for a table.
-        drawings: further figures by file stem.
-        drawn_from: the run behind each further figure that is its timeline.
-        table: the numbers, also of a figure.
-        run_ids: records behind it; by default those of the table.
-        id: file stem and anchor, such as `figure17`.
-    """
+    """A figure or a table of the report, under one heading."""
 
     title: str
-    caption: str
-    evidence: tuple[str, ...]
-    command: str
-    draw: Callable[[], Figure] | None = None
-    drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    caption: str  # what the exhibit shows and how it is known
+    evidence: tuple[str, ...]  # kinds of evidence in it (published, derived, simulated, predicted, emulated, measured)
+    command: str  # the command line that makes its records
+    draw: Callable[[], Figure] | None = None  # makes the figure; None for a table
+    drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)  # further figures by file stem
+    # the run behind each further figure that is its timeline
     drawn_from: Mapping[str, str] = field(default_factory=dict)
-    table: Table | None = None
-    run_ids: Sequence[str] = field(default=())
-    id: str = ""
+    table: Table | None = None  # the numbers, also of a figure
+    run_ids: Sequence[str] = field(default=())  # records behind it; by default those of the table
+    id: str = ""  # file stem and anchor, such as `figure17`
     question: str = ""
 
     @property
@@ -115,19 +104,14 @@ LISTED: dict[str, Maker] = {}
 
 
 class Shown(NamedTuple):
-    """The part of an `Exhibit` that comes from the records; the rest is in `exhibits.yaml`.
-
-    Args:
-        words: values for the braces in title and caption, besides `style.BUBBLES`.
-        evidence: only where it depends on the records.
-    """
+    """The part of an `Exhibit` that comes from the records; the rest is in `exhibits.yaml`."""
 
     table: Table | None = None
     draw: Callable[[], Figure] | None = None
     drawings: Mapping[str, Callable[[], Figure]] = {}
     drawn_from: Mapping[str, str] = {}
-    words: Mapping[str, Any] = {}
-    evidence: tuple[str, ...] = ()
+    words: Mapping[str, Any] = {}  # values for the braces in title and caption, besides `style.BUBBLES`
+    evidence: tuple[str, ...] = ()  # only where it depends on the records
 
 
 def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker]:

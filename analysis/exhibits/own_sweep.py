@@ -50,19 +50,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class Contender:
-    """One choice of a sweep at one size.
+    """One choice of a sweep at one size."""
 
-    Args:
-        names: its values of the choices that differ.
-        work: empty for a cell without a record.
-        rows: its repeats, or one failed record.
-        state: how it ended, and why.
-    """
-
-    names: tuple[str, ...]
-    work: Work
-    rows: tuple[Row, ...]
-    state: str
+    names: tuple[str, ...]  # its values of the choices that differ
+    work: Work  # empty for a cell without a record
+    rows: tuple[Row, ...]  # its repeats, or one failed record
+    state: str  # how it ended, and why
 
     @property
     def is_ok(self) -> bool:

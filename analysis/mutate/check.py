@@ -42,24 +42,16 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One falsified value.
-
-    Args:
-        kind: one of `KINDS`.
-        field: its dotted name.
-        what: what was done to it.
-        rows: the falsified records by run id; None for a missing one.
-        cell: the falsified cell of the manifest.
-        line: the falsified row of the table of accepted values.
-    """
+    """One falsified value."""
 
     experiment: str
-    kind: str
-    field: str
-    what: str
+    kind: str  # one of `KINDS`
+    field: str  # its dotted name
+    what: str  # what was done to it
+    # the falsified records by run id; None for a missing one
     rows: Mapping[str, Record | None] = dataclasses.field(default_factory=dict)
-    cell: Cell | None = None
-    line: Mapping[str, str] | None = None
+    cell: Cell | None = None  # the falsified cell of the manifest
+    line: Mapping[str, str] | None = None  # the falsified row of the table of accepted values
 
     def __str__(self) -> str:
         of = f" ({', '.join(self.rows)})" if self.rows else ""

@@ -33,24 +33,18 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The prediction and the measurement of a cell.
+    """The prediction and the measurement of a cell."""
 
-    Args:
-        table: `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`.
-        key: number of devices or tokens of a sequence, where these identify the cell.
-        predicted, low, high: value and interval.
-        measured: None if the run failed.
-        said, came: predicted and measured status.
-    """
-
-    table: str
+    table: str  # `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`
     system: str
     model: str
-    key: str
+    key: str  # number of devices or tokens of a sequence, where these identify the cell
+    # predicted, low, high: value and interval
     predicted: float | None
     low: float | None
     high: float | None
-    measured: float | None
+    measured: float | None  # None if the run failed
+    # said, came: predicted and measured status
     said: str
     came: str
 

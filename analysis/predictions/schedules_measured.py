@@ -38,34 +38,25 @@ ORDERS = {"zbb": "interleaved_zb", "zero_bubble (zb1p)": "zb_h1", "zb_2p": "zb_h
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that are compared with each other, and assumptions on them.
+    """Rows that are compared with each other, and assumptions on them."""
 
-    Args:
-        first, last: numbers of the rows.
-        num_ranks: pipeline ranks.
-        num_microbatches, microbatch_sequences: of a step.
-        tflops, link_gb_per_s: of a device, and of its link to the next rank (vendor figures).
-        state_bytes: for a parameter on a device, with master weights and optimizer.
-        shards: devices that share a stage's matrices (tensor parallelism).
-        expert_shards: devices that share its experts.
-        chunks: of looped orders if the row does not say.
-        kept: fraction of the activations that is kept; recomputing the rest takes no time.
-        orders: names of rows -> (order, ranks, microbatches), where they differ within the group.
-    """
-
+    # first, last: numbers of the rows
     first: int
     last: int
     model: Architecture
-    num_ranks: int
+    num_ranks: int  # pipeline ranks
+    # num_microbatches, microbatch_sequences: of a step
     num_microbatches: int
     microbatch_sequences: int
+    # tflops, link_gb_per_s: of a device, and of its link to the next rank (vendor figures)
     tflops: float
     link_gb_per_s: float
-    state_bytes: float = 18
-    shards: int = 1
-    expert_shards: int = 1
-    chunks: int = 2
-    kept: float = 1.0
+    state_bytes: float = 18  # for a parameter on a device, with master weights and optimizer
+    shards: int = 1  # devices that share a stage's matrices (tensor parallelism)
+    expert_shards: int = 1  # devices that share its experts
+    chunks: int = 2  # of looped orders if the row does not say
+    kept: float = 1.0  # fraction of the activations that is kept; recomputing the rest takes no time
+    # names of rows -> (order, ranks, microbatches), where they differ within the group
     orders: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
 
 

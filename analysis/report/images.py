@@ -118,16 +118,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Image:
-    """The files of a figure, in one folder.
-
-    Args:
-        narrow: for a phone, with stacked panels; None for one panel.
-        files: to download; of a further drawing only the one that is shown.
-    """
+    """The files of a figure, in one folder."""
 
     wide: Shown
-    narrow: Shown | None
-    files: tuple[str, ...]
+    narrow: Shown | None  # for a phone, with stacked panels; None for one panel
+    files: tuple[str, ...]  # to download; of a further drawing only the one that is shown
 
 
 def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], object] = str) -> dict[str, Image]:

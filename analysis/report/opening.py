@@ -28,19 +28,13 @@ FIRST: list[str] = _SCREEN["first"]  # the exhibits of the first page
 
 @dataclass(frozen=True)
 class Finding:
-    """One result, with an optional table.
-
-    Args:
-        columns: headings of the table, the subjects' first.
-        rows: subjects with their numbers.
-        claims: ids of the claims behind it besides those of the numbers.
-    """
+    """One result, with an optional table."""
 
     title: str
     text: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, tuple["Number", ...]], ...] = ()
-    claims: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # headings of the table, the subjects' first
+    rows: tuple[tuple[str, tuple["Number", ...]], ...] = ()  # subjects with their numbers
+    claims: tuple[str, ...] = ()  # ids of the claims behind it besides those of the numbers
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,13 @@ SECTION = "Discrepancies in the published data"
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The check of a discrepancy.
-
-    Args:
-        value: the correct value, from the row and the records of `needs`.
-        needs: runs, in the form of `analysis.claims.claim.runs`; `{model}` is the row's.
-        at_most: our value may be smaller than the other value of the row.
-    """
+    """The check of a discrepancy."""
 
     kind: str
-    value: Callable[..., Value]
-    needs: tuple[str, ...] = ()
+    value: Callable[..., Value]  # the correct value, from the row and the records of `needs`
+    needs: tuple[str, ...] = ()  # runs, in the form of `analysis.claims.claim.runs`; `{model}` is the row's
     made_from: str = ""
-    at_most: bool = False
+    at_most: bool = False  # our value may be smaller than the other value of the row
 
 
 @section(100, SECTION)

@@ -34,32 +34,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Problem:
-    """Constants that are fitted together.
-
-    Args:
-        rows: the sets of given rows.
-        softwares: frameworks whose constants are fitted.
-        shared: constants with one value for all of them.
-        own: constants with a value for each.
-        parts: (constant, frameworks) with one value for some of them.
-        prior_from: a framework whose fitted constants are the priors here.
-        shrink: factor of the deviations of such priors.
-        heirs: frameworks without rows, which get the shared constants.
-        sds: deviations of logarithms of constants, other than those of `PRIORS`.
-        axes: of `holdout.AXES`, along which groups of rows are left out.
-    """
+    """Constants that are fitted together."""
 
     name: str
-    rows: tuple[str, ...]
-    softwares: tuple[str, ...]
-    shared: tuple[str, ...]
-    own: tuple[str, ...] = ()
-    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    prior_from: str = ""
-    shrink: float = 0.5
-    heirs: tuple[str, ...] = ()
+    rows: tuple[str, ...]  # the sets of given rows
+    softwares: tuple[str, ...]  # frameworks whose constants are fitted
+    shared: tuple[str, ...]  # constants with one value for all of them
+    own: tuple[str, ...] = ()  # constants with a value for each
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (constant, frameworks) with one value for some of them
+    prior_from: str = ""  # a framework whose fitted constants are the priors here
+    shrink: float = 0.5  # factor of the deviations of such priors
+    heirs: tuple[str, ...] = ()  # frameworks without rows, which get the shared constants
+    # deviations of logarithms of constants, other than those of `PRIORS`
     sds: Mapping[str, float] = field(default_factory=dict)
-    axes: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()  # of `holdout.AXES`, along which groups of rows are left out
 
 
 @dataclass(frozen=True)

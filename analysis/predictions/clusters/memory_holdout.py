@@ -88,23 +88,14 @@ AXES = {name: Axis(name, group) for name, group in _GROUPS.items()}
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that are judged together.
+    """Rows that are judged together."""
 
-    Args:
-        name: in the tables.
-        set: the file of the rows.
-        traits: fitted on them, if any.
-        axes: groupings; every group is left out once.
-        bar: largest median of the absolute error of withheld rows.
-        experts: only models with experts, or only those without; None for both.
-    """
-
-    name: str
-    set: str
-    traits: tuple[str, ...]
-    axes: tuple[Axis, ...]
-    bar: float | None = None
-    experts: bool | None = None
+    name: str  # in the tables
+    set: str  # the file of the rows
+    traits: tuple[str, ...]  # fitted on them, if any
+    axes: tuple[Axis, ...]  # groupings; every group is left out once
+    bar: float | None = None  # largest median of the absolute error of withheld rows
+    experts: bool | None = None  # only models with experts, or only those without; None for both
 
     def cases(self) -> list[Case]:
         """The given rows with printed memory or a printed verdict."""

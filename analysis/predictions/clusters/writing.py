@@ -24,23 +24,17 @@ Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
 
 
 class Score(NamedTuple):
-    """The score of some predictions.
+    """The score of some predictions."""
 
-    Args:
-        rows: number of compared rows.
-        median, p90: of absolute errors.
-        bias: median of the errors.
-        right, pairs: pairs in the right order, and all pairs.
-        inside: fraction of rows in their intervals; None without intervals.
-    """
-
-    rows: int
+    rows: int  # number of compared rows
+    # median, p90: of absolute errors
     median: float
     p90: float
-    bias: float
+    bias: float  # median of the errors
+    # right, pairs: pairs in the right order, and all pairs
     right: int
     pairs: int
-    inside: float | None
+    inside: float | None  # fraction of rows in their intervals; None without intervals
 
     @property
     def order(self) -> str:

@@ -32,16 +32,13 @@ _REL_TIE = 1e-9  # rounding of equal times
 
 
 class Turn(NamedTuple):
-    """Two schedules that change places at a level.
+    """Two schedules that change places at a level."""
 
-    Args:
-        first, second: the faster one before this level, and from this level on.
-        before, after: lead of `first` at the level before, and of `second` now; infinite if the other is out.
-    """
-
+    # first, second: the faster one before this level, and from this level on
     first: str
     second: str
     level: str
+    # before, after: lead of `first` at the level before, and of `second` now; infinite if the other is out
     before: float
     after: float
 
