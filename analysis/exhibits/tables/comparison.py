@@ -268,8 +268,7 @@ def _draw_model(axes: Axes, rows: pd.DataFrame) -> None:
         axes.text(row["pace"] + 0.01 * room, height, f"{row['pace']:,.0f}", va="center", fontsize=6)
     names = [_name(row) for row in ordered.to_dict("records")]
     axes.set_yticks(range(len(names)), names, fontsize=6)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, room)
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, room))
     style.grid_for_rows(axes, num_ticks=3)
 
 

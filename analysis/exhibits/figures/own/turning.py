@@ -202,12 +202,11 @@ def draw(data: pd.DataFrame) -> Figure:
             for schedule in schedules:
                 _draw_line(axes, rows[rows["schedule"] == schedule], schedule)
             _draw_turns(axes, rows)
-            axes.set_title(f"{style.model_name(model)}, {_MACHINES.get(cluster, cluster)}")
-            axes.set_ylabel("place (1: fastest)")
-        panels[0].set_ylim(len(schedules) + 0.5, 0.5)
+            title = f"{style.model_name(model)}, {_MACHINES.get(cluster, cluster)}"
+            axes.set(title=title, ylabel="place (1: fastest)")
+        panels[0].set(ylim=(len(schedules) + 0.5, 0.5), xlim=(-0.3, len(LEVELS) - 0.7))
         panels[0].set_yticks(range(1, len(schedules) + 1))
         panels[0].set_xticks(range(len(LEVELS)), [name if n == 0 else f"+ {name}" for n, name in enumerate(LEVELS)])
-        panels[0].set_xlim(-0.3, len(LEVELS) - 0.7)
         looks = map(_look, schedules)
         handles = [Line2D([], [], color=look.colour, marker=look.marker, label=look.name) for look in looks]
         handles.append(Line2D([], [], color=style.BLACK, label="change places", **_RING))

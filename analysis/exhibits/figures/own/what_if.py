@@ -122,8 +122,7 @@ def _draw_map(axes: Axes, data: pd.DataFrame, wanted: Map) -> None:
     axes.set_xticks(range(len(wanted.x_values)), [_shown(x, wanted) for x in wanted.x_values])
     axes.set_yticks(range(len(wanted.y_values)), [f"{y:,}" for y in wanted.y_values])
     axes.set(xlabel=wanted.x_name, ylabel=wanted.y_name)
-    axes.set_xlim(-0.5, len(wanted.x_values) - 0.5)
-    axes.set_ylim(-0.5, len(wanted.y_values) - 0.5)
+    axes.set(xlim=(-0.5, len(wanted.x_values) - 0.5), ylim=(-0.5, len(wanted.y_values) - 0.5))
     axes.grid(visible=False)
 
 

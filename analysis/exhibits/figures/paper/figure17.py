@@ -89,8 +89,7 @@ def draw(data: pd.DataFrame) -> Figure:
             _draw_model(axes, data[data["model"] == model])
         panels[len(panels) // 2].set_xlabel("bubble (% of devices × makespan)")
         panels[0].set_yticks(range(len(names)), list(names.values()))
-        panels[0].set_ylim(len(names) - 0.5, -0.5)
-        panels[0].set_xlim(0, 1.18 * data["total"].max())
+        panels[0].set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.18 * data["total"].max()))
         figure.legend(handles=_legend(set(data["bar"])), loc="outside lower center", ncols=7)
         return figure
 
