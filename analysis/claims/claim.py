@@ -171,12 +171,9 @@ _FIELDS = {each.name for each in fields(Claim)}
 
 
 def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequence[Need] = (), **given: Any) -> Claim:
-    """A claim that `paper.yaml` or `own.yaml` declares.
+    """The claim that `paper.yaml` or `own.yaml` declares under the pattern `name` of its id.
 
-    Args:
-        name: the pattern of its id there.
-        needs: runs besides the declared ones.
-        given: values for the braces there, and fields of `Claim`.
+    `needs` are runs besides the declared ones; `given` are values for the braces there, and fields of `Claim`.
     """
     declared, words = DECLARED[name], _words(given)
 

@@ -38,11 +38,9 @@ def needs(content: NotebookNode) -> tuple[str, ...]:
 
 
 class Kernel:
-    """A kernel that starts with the first notebook.
+    """A kernel that starts with the first notebook; each cell may take `timeout_s`.
 
-    Args:
-        results: the folder of records; `RPBENCH_RESULTS` in the notebooks.
-        timeout_s: limit for one cell.
+    The notebooks find the folder of records in `RPBENCH_RESULTS`.
     """
 
     def __init__(self, results: Path, timeout_s: int = 300) -> None:
@@ -109,15 +107,10 @@ def execute(
     *,
     parameters: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Run a notebook on the records of a results folder, and write it with its outputs.
+    """Run a notebook on the records of a results folder, by default in a new kernel, and write it with its outputs.
 
-    Args:
-        kernel: a running kernel; a new one by default.
-        parameters: set in a cell after the one tagged `parameters`, as papermill does.
-
-    Raises:
-        MissingRuns: if the notebook needs missing records.
-        CellExecutionError: if a cell fails for any other reason.
+    The `parameters` are set in a cell after the one tagged so, as papermill does. Raises MissingRuns if the notebook
+    needs missing records, CellExecutionError if a cell fails for any other reason.
     """
     content = jupytext.read(notebook)
     experiments = Experiments(results)

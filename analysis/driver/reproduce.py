@@ -93,9 +93,7 @@ def _on_accelerators(results: Path, out: Path | None, dry: int | None) -> int:
 def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     """Run a scope's experiments, make what their records allow, judge the claims, write the report.
 
-    Args:
-        results: folder of the records; existing ones are not made again.
-        out: folder for the report and `figures/`; None for the project's own places.
+    Existing records are not made again; `out` is for the report and `figures/`, None for the project's own places.
     """
     folder = OUT if out is None else out / "figures"
     progress = _Progress()

@@ -99,9 +99,7 @@ def _key(table: str, row: Row) -> tuple[str, ...]:
 def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Side:
     """A typed number of a run that differs from a row's by some settings.
 
-    Raises:
-        ConfigError: as of `side_of`, and for a setting that a row cannot take.
-        ValueError: for a rate without a peak.
+    ConfigError as of `side_of`, and for a setting that a row cannot take; ValueError for a rate without a peak.
     """
     name, _, row = word.partition(":")
     words = " ".join(f"{key}={value}" for key, value in settings.items())

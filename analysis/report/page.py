@@ -41,11 +41,9 @@ View = dict[str, Any]
 
 
 def rendered(content: Content, front: str, folder: str, figures: str = "figures") -> Iterator[tuple[str, str]]:
-    """(file name, text) of all pages, the style and the script; the first page first.
+    """(file name, text) of all pages, the style and the script; the first page, whose file is `front`, first.
 
-    Args:
-        front, folder: the file of the first page, and the folder of the others beside it.
-        figures: folder of the figures, relative to the first page.
+    `folder` is that of the other pages beside it, `figures` that of the figures, relative to the first page.
     """
     return _Pages(content, front, folder, figures).each()
 
@@ -243,11 +241,7 @@ def gather(
 ) -> Content:
     """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps.
 
-    Args:
-        planned: the runs that count as missing, as in `judge`.
-
-    Raises:
-        ValueError: if no sweep left a record.
+    `planned` runs count as missing, as in `judge`. ValueError if no sweep left a record.
     """
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
         raise ValueError(no_sweep_in(experiments.results))

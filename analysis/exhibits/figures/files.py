@@ -162,8 +162,7 @@ def _settle(
 ) -> None:
     """Find the layout once and remove its engine, which would draw the figure twice for each file.
 
-    Args:
-        canvas: measures the words; a PDF has 72 dots per inch.
+    The canvas measures the words; a PDF has 72 dots per inch.
     """
     engine = figure.get_layout_engine()
     if engine is None:

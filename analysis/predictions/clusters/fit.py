@@ -117,10 +117,8 @@ def gauss_newton(
 ) -> tuple[Floats, Floats]:
     """The logarithms of constants over priors at the minimum, and the matrix of the normal equations there.
 
-    Args:
-        residuals: log(predicted / measured) of the cases.
-        jacobian: their derivatives (cases, constants), from the logarithms and the residuals there.
-        log_sds: deviations of the priors.
+    The residuals are log(predicted / measured) of the cases; the jacobian has their derivatives (cases, constants),
+    from the logarithms and the residuals there. `log_sds` are deviations of the priors.
     """
     counts = Counter(case.configuration for case in cases)
     weights = np.array([1.0 / counts[case.configuration] for case in cases]) ** 0.5

@@ -48,12 +48,9 @@ def score(
     widths: Mapping[str, float] | None = None,
     quantity: str = "step_time_s",
 ) -> Score:
-    """The score of predicted steps, or of peak bytes without pairs.
+    """The score of a predicted `quantity` of given rows, without pairs for peak bytes.
 
-    Args:
-        cases: given rows; those without a prediction do not count.
-        widths: half the width of the logarithm of each row's interval.
-        quantity: the measured field of a case.
+    Rows without a prediction do not count; `widths` are half those of the logarithms of their intervals.
     """
     known = [case for case in cases if case.id in predicted and getattr(case, quantity)]
     errors = {case.id: predicted[case.id] / getattr(case, quantity) - 1 for case in known}

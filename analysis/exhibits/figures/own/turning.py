@@ -56,11 +56,7 @@ def lead(first: float, second: float) -> float:
 
 
 def turns(times: Mapping[str, Sequence[float]], levels: Sequence[str]) -> Iterator[Turn]:
-    """Every turn of every pair.
-
-    Args:
-        times: step times of each schedule, one for each level.
-    """
+    """Every turn of every pair; `times` has the step times of each schedule, one for each level."""
     for one, other in combinations(times, 2):
         ahead = ""
         before = 0.0
