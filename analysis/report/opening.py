@@ -17,7 +17,7 @@ from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, NOT_TESTABLE,
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.style import BUBBLES, method_name, model_name
 from analysis.records.published import PUBLISHED_MODELS
-from analysis.records.runs import SCHEDULES
+from analysis.records.runs import SCHEDULES, grouped
 from analysis.report.statements import Statement, judged, statements
 from rpbench.yaml_file import read_keys
 
@@ -83,10 +83,7 @@ def _number_of(known: Verdicts, name: str) -> Number:
 
 def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
     """Counts of the reproduced numbers in each cell of figure 17."""
-    kinds: dict[str, list[str]] = {}
-    for name, verdict in known.items():
-        kinds.setdefault(name.rpartition("/")[0], []).append(verdict.kind)
-    rows, cells = [], []
+    kinds, rows, cells = _kinds(known), [], []
     for model in PUBLISHED_MODELS:
         own = [kinds[f"figure17/{schedule}/{model}"] for schedule in SCHEDULES]
         claims = [f"figure17/{schedule}/{model}/makespan_ms" for schedule in SCHEDULES]
@@ -97,6 +94,12 @@ def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
     whole = sum(set(each) == {REPRODUCED} for each in cells)
     text = declared["text"].format(met=met, printed=printed, whole=whole, cells=len(cells))
     return Finding(declared["title"], text, ("model", *map(method_name, SCHEDULES)), tuple(rows))
+
+
+def _kinds(known: Verdicts) -> dict[str, list[str]]:
+    """The kinds of the verdicts on each cell of figure 17."""
+    names = grouped(filter(re.compile("figure17/(?!asynchronous/)").match, known), lambda name: name.rpartition("/")[0])
+    return {cell: [known[name].kind for name in own] for cell, own in names.items()}
 
 
 class Judgement(NamedTuple):
@@ -152,8 +155,10 @@ def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Lin
     known = {verdict.claim.id: verdict for verdict in verdicts}
     theirs = [each for each in found if each.whose == "the paper's"]
     against = sum(each.verdict == CONTRADICTED for each in theirs)
+    cells = _kinds(known).values()
+    met = sum(set(kinds) == {REPRODUCED} for kinds in cells)
     counted = {
-        "<simulation>": _simulation(known),
+        "<simulation>": f"{met} of {len(cells)} cells of its simulation come out to the last digit.",
         "<against>": f"{against} of {len(theirs)} statements taken from it are contradicted.",
     }
     texts = {head: re.sub("<.*?>", lambda name: counted[name[0]], text) for head, text in _SCREEN["opening"].items()}
@@ -170,12 +175,3 @@ def _line(known: Verdicts, head: str, text: str) -> Line:
     parts = [_number_of(known, part) if place % 2 else part for place, part in enumerate(names)]
     declared = any(known[name].kind not in EVALUATED for name in names[1::2])
     return Line(head, tuple(part for part in parts if part), declared)
-
-
-def _simulation(known: Mapping[str, Verdict]) -> str:
-    cells: dict[str, set[str]] = {}
-    for name, verdict in known.items():
-        if name.startswith("figure17/") and not name.startswith("figure17/asynchronous/"):
-            cells.setdefault(name.rpartition("/")[0], set()).add(verdict.kind)
-    met = sum(kinds == {REPRODUCED} for kinds in cells.values())
-    return f"{met} of {len(cells)} cells of its simulation come out to the last digit."

@@ -85,7 +85,9 @@ class _Pages:
         listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]
         contents = json.dumps(listed).replace("<", "\\u003c")  # no tag begins in it
         yield "page.js", f"const CONTENTS = {contents};\n{self._common['script']}"
-        yield from map(self._exhibit, self._content.shown)
+        for each in self._content.shown:
+            shown = views.exhibit(each, self._content.images, self._rows) | self._cards[each.id]
+            yield self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
         yield from self._records()
         if self._content.reproduces:
             yield from self._claims()
@@ -154,10 +156,6 @@ class _Pages:
         }
 
     # --- a page for each part ---
-
-    def _exhibit(self, each: Exhibit) -> tuple[str, str]:
-        shown = views.exhibit(each, self._content.images, self._rows) | self._cards[each.id]
-        return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:
         for section, found in grouped_by("section", self._statements).items():

@@ -37,17 +37,12 @@ def is_there() -> bool:
 
 def project() -> bytes:
     """The Python that the page runs, as an archive to import from."""
-    made = io.BytesIO()
+    made, sources = io.BytesIO(), [each for each in ROOT.glob("baselines/*/*.py") if each.parent.name != "systems"]
+    sources += [path for package in fences.DECLARED["in_the_browser"] for path in (ROOT / package).glob("*.py")]
     with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(_sources()):
+        for path in sorted(sources):
             archive.writestr(zipfile.ZipInfo(str(path.relative_to(ROOT)), _FIRST), path.read_bytes())
     return made.getvalue()
-
-
-def _sources() -> Iterator[Path]:
-    for package in fences.DECLARED["in_the_browser"]:
-        yield from (ROOT / package).glob("*.py")
-    yield from (path for path in (ROOT / "baselines").glob("*/*.py") if path.parent.name != "systems")
 
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")
