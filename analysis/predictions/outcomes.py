@@ -73,22 +73,11 @@ def _of_table(folder: Path, table: str) -> Iterable[Outcome]:
         if "README" in row["source"]:  # another source of the same run
             continue
         found = said[tuple(row[name] for name in names)]
-        yield Outcome(
-            table,
-            row["system"],
-            row["model"],
-            row.get("seq_len_tokens") or row.get("num_gpus") or "",
-            _number(found[ours]),
-            _number(found[f"{ours}_low"]),
-            _number(found[f"{ours}_high"]),
-            _number(row[theirs]),
-            found["status"],
-            row["status"],
-        )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
+        texts = (found[ours], found[f"{ours}_low"], found[f"{ours}_high"], row[theirs])
+        value, low, high, measured = (float(text) if text else None for text in texts)
+        key = row.get("seq_len_tokens") or row.get("num_gpus") or ""
+        status = found["status"], row["status"]
+        yield Outcome(table, row["system"], row["model"], key, value, low, high, measured, *status)
 
 
 # --- the score -----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The predicted tables and their files."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
@@ -128,10 +128,8 @@ def seqlen_sensitivity() -> list[Row]:
         batch, calls = int(row["global_batch_sequences"]), int(row["grad_accum_steps"])
         num = int(row["microbatches_per_call"])
         settings = Settings(batch, calls, num, float(row["micro_batch_sequences"]), "run scripts")
-        layer_grain = "layer" in row["recompute"]
-        found = predict(replace(case, settings=settings, grain="layer" if layer_grain else "stage"))
-        made = _throughput_row("8x_rtx4090", found)
-        rows.append({**made, "seq_len_tokens": row["seq_len_tokens"]})
+        case = replace(case, settings=settings, grain="layer" if "layer" in row["recompute"] else "stage")
+        rows.append(_throughput_row("8x_rtx4090", predict(case)) | {"seq_len_tokens": row["seq_len_tokens"]})
     return rows
 
 
@@ -157,13 +155,13 @@ def _number(value: float | None) -> str:
 
 def all_tables() -> dict[str, list[Row]]:
     rates = throughput()
-    makers: dict[str, Callable[[], list[Row]]] = {
-        "scaling": scaling,
-        "max_seq_len": max_seq_len,
-        "seqlen_sensitivity": seqlen_sensitivity,
-        "cost_efficiency": lambda: cost_efficiency(rates),
+    return {
+        "throughput": rates + cross_platform(),
+        "scaling": scaling(),
+        "max_seq_len": max_seq_len(),
+        "seqlen_sensitivity": seqlen_sensitivity(),
+        "cost_efficiency": cost_efficiency(rates),
     }
-    return {"throughput": rates + cross_platform()} | {name: make() for name, make in makers.items()}
 
 
 def write(path: Path, rows: list[Row]) -> int:

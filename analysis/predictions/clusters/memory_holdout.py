@@ -11,7 +11,6 @@ of summed gradients) are not made again without a group, so these errors are a l
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -71,9 +70,8 @@ def _traits(names: Sequence[str], theta: Floats) -> Traits:
     return {name: TRAITS[name].value * exp(moved) for name, moved in zip(names, theta, strict=True)}
 
 
-ROOT = Path(__file__).resolve().parents[3]
-FILE = ROOT / "analysis" / "predictions" / "clusters_memory.csv"
-PAGE = ROOT / "docs" / "predictions.md"
+FILE = tables.FOLDER / "clusters_memory.csv"
+PAGE = tables.FOLDER.parents[1] / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
 
 _GROUPS = {
