@@ -10,7 +10,6 @@ device: state, activations of the chunks in flight, logits.
 `schedules_measured.yaml` has the assumptions on each group: sizes, microbatches, bytes of state.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,17 +88,15 @@ def layer_flops(model: Architecture, num_tokens: int, *, split: bool, recompute:
     inputs, weights = longer * (matrices + 2.5 * attention), longer * matrices
     head = float(model.head_forward_flops(num_tokens))
 
-    def layers(value: float) -> list[float]:
-        return [value] * model.num_layers
-
+    num = model.num_layers
     return LayerTimes(
-        forward=layers(forward),
-        recompute=layers(forward if recompute else 0.0),
-        backward=layers(inputs + weights),
+        forward=[forward] * num,
+        recompute=[forward if recompute else 0.0] * num,
+        backward=[inputs + weights] * num,
         head_forward=head,
         head_backward=2 * longer * head,
-        input_grad=layers(inputs),
-        weight_grad=layers(weights),
+        input_grad=[inputs] * num,
+        weight_grad=[weights] * num,
         head_input_grad=longer * head,
         head_weight_grad=longer * head,
         hop=hop,
@@ -183,4 +180,3 @@ def rows() -> list[Row]:
 
 if __name__ == "__main__":
     write(FOLDER / "schedules_measured.csv", rows())
-    sys.exit(0)

@@ -197,7 +197,7 @@ def save_table(table: Table, stem: str, folder: Path = OUT) -> list[Path]:
         rows = csv.writer(out, lineterminator="\n")
         rows.writerow(table.columns)
         rows.writerows([_csv_value(cell) for cell in row] for row in table.rows)
-    paths[1].write_text(latex(table), encoding="utf-8")
+    paths[1].write_text(frame(table).to_latex(index=False, escape=True), encoding="utf-8")  # for the package booktabs
     return paths
 
 
@@ -206,11 +206,6 @@ def _csv_value(cell: Cell) -> Any:
     if cell.value is not None:
         return cell.value
     return "" if cell.text == NOTHING.text else cell.text
-
-
-def latex(table: Table) -> str:
-    """A LaTeX tabular for the package booktabs."""
-    return frame(table).to_latex(index=False, escape=True)
 
 
 def frame(table: Table) -> pd.DataFrame:
