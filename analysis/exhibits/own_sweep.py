@@ -79,9 +79,6 @@ class Contender:
         return [value for value in found if value is not None]
 
 
-# --- contenders ------------------------------------------------------------------------------------------------
-
-
 def what_differs(cells: Sequence[manifests.Cell]) -> tuple[list[str], dict[str, str]]:
     """Choices that differ between cells, without repeats, and the common ones with their values."""
     keys = dict.fromkeys(key for cell in cells for key in cell.overrides)
@@ -161,9 +158,6 @@ def _said(name: str, value: str) -> str:
     return f"{amount} {name.removesuffix('s') if value == '1' else name}"
 
 
-# --- the best of equal work ------------------------------------------------------------------------------------
-
-
 def best_of(measure: Measure, contenders: Sequence[Contender]) -> list[Contender]:
     """The contender with the best median, and all whose ranges overlap with its range; empty for fewer than two."""
     held = [(each, values) for each in contenders if (values := each.values(measure))]
@@ -221,9 +215,6 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
         run_ids=tuple(run for cell in manifest.cells for run in cell.run_ids if run in by_id),
         question=f"Which {_choices(heads)} is fastest{' at which size' if len(works) > 1 else ''}?",
     )
-
-
-# --- what was swept --------------------------------------------------------------------------------------------
 
 
 def _title(manifest: Manifest, keys: Sequence[str]) -> str:
@@ -289,9 +280,6 @@ def _of_choice(line: Contender, peers: Sequence[Contender]) -> tuple[str, ...]:
     """The names of a contender that differ among those with its work."""
     differ = [name for place, name in enumerate(line.names) if len({other.names[place] for other in peers}) > 1]
     return tuple(differ) or line.names
-
-
-# --- table and drawing -----------------------------------------------------------------------------------------
 
 
 def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence[Contender]) -> Table:

@@ -42,8 +42,6 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One falsified value."""
-
     experiment: str
     kind: str  # one of `KINDS`
     field: str  # its dotted name
@@ -97,9 +95,6 @@ def sampled(found: Iterable[tuple[str, Draw]], number: int, seed: int) -> list[M
     return [draw() for draws in kept.values() for draw in draws]
 
 
-# --- records ---------------------------------------------------------------------------------------------------
-
-
 def _kind(path: Path) -> str:
     if path[0] in record.PASSING or path == ("choices", "tracker"):
         return ORIGIN
@@ -107,7 +102,6 @@ def _kind(path: Path) -> str:
 
 
 def _leaves(row: Record) -> Iterator[tuple[Path, Any]]:
-    """The path and value of every leaf of a record."""
     return identity.leaves({key: value for key, value in row.items() if key not in _NAMES})
 
 
@@ -175,9 +169,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-# --- manifests and tables --------------------------------------------------------------------------------------
-
-
 def _cells(experiment: str, cell: Cell, others: Sequence[Cell]) -> Iterator[tuple[str, Draw]]:
     """Mutants of a manifest: a cell is still planned, has another choice, or another cell's record."""
     mutant = partial(Mutant, experiment, MANIFEST)
@@ -194,7 +185,6 @@ def _cells(experiment: str, cell: Cell, others: Sequence[Cell]) -> Iterator[tupl
 
 
 def _lines(table: str, line: Mapping[str, str]) -> Iterator[tuple[str, Draw]]:
-    """Mutants of a row of a table."""
     for name, text in line.items():
         if text and name != "claim":
             for what, other in _other_texts(text):
@@ -268,8 +258,6 @@ def is_acceptance(claim: Claim) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Falsified(Experiments):
-    """Experiments with some falsified records."""
-
     true: Experiments
     changed: Mapping[str, Record | None]
 

@@ -40,8 +40,6 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a published table."""
-
     table: str  # throughput or max_seq_len
     system: str
     model: str
@@ -178,7 +176,6 @@ def miss_rows(cells: list[Cell]) -> list[dict[str, str]]:
 
 
 def misses_text(cells: list[Cell]) -> str:
-    """Every miss with its terms and its three most plausible levers."""
     lines = []
     for miss in filter(None, map(explain, cells)):
         terms = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in miss.terms.items() if seconds)

@@ -80,9 +80,6 @@ def _of_table(folder: Path, table: str) -> Iterable[Outcome]:
         yield Outcome(table, row["system"], row["model"], key, value, low, high, measured, *status)
 
 
-# --- the score -----------------------------------------------------------------------------------------------
-
-
 class Group(NamedTuple):
     """Cells that are judged together: those of a table, some systems and some models; of all if these are empty."""
 

@@ -182,6 +182,5 @@ def put(page: Path, begin: str, text: str, end: str) -> None:
 
 
 def read(name: str, folder: Path = FOLDER) -> list[Row]:
-    """A committed table."""
     with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as source:
         return list(csv.DictReader(source))

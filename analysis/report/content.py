@@ -67,8 +67,6 @@ class Site:
 
 @dataclass
 class Content:
-    """The content of a report."""
-
     rows: list[dict[str, Any]]  # the records that manifests of the folder name
     verdicts: list[Verdict]
     exhibits: list[Exhibit]

@@ -180,9 +180,6 @@ _PACES = {
 }
 
 
-# --- predictions ------------------------------------------------------------------------------------------------
-
-
 def _said(number: int) -> str:
     bar = _found_bars()[number]
     return f"{bar.name}: {'holds' if bar.held else 'missed'}, {bar.measured}"

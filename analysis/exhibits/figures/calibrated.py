@@ -78,8 +78,6 @@ def _row(row: Row) -> Row:
     }
 
 
-# --- the figure ----------------------------------------------------------------------------------------------
-
 _MARKS = (("replay", "processor time on the graph", style.VERMILION, "o"), ("wall", "clock", style.BLACK, "x"))
 TOP = 1.6  # the end of the axis: ratios beyond it come from other programs on the processor
 

@@ -193,19 +193,14 @@ FILE: Path = CONF / "software" / "constants.csv"
 NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"})
 
 
-def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
-    """Every problem's fit by name, without the rows with some ids."""
-    known: dict[str, dict[str, float]] = {}
-    found = {}
-    for problem in PROBLEMS:
-        cases = [case for case in cases_of(problem) if case.id not in leave_out]
-        found[problem.name] = fit(problem, cases, known)
-        known |= found[problem.name].values
-    return found
-
-
 def rows() -> list[dict[str, str]]:
-    return [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
+    known: dict[str, dict[str, float]] = {}
+    found = []
+    for problem in PROBLEMS:
+        fitted = fit(problem, cases_of(problem), known)
+        known |= fitted.values
+        found += _found(problem, fitted)
+    return found
 
 
 def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:

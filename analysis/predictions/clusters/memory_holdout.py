@@ -133,9 +133,6 @@ def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
     }
 
 
-# --- results ----------------------------------------------------------------------------------------------------
-
-
 class Summary(NamedTuple):
     """Absolute errors of a part: medians over rows and over configurations, and counts of runs out of memory."""
 

@@ -23,8 +23,6 @@ Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
 
 
 class Score(NamedTuple):
-    """The score of some predictions."""
-
     rows: int  # number of compared rows
     # median, p90: of absolute errors
     median: float

@@ -185,9 +185,6 @@ def _kept(data: pd.DataFrame, pair: tuple[str, str]) -> list[Cell]:
     return [label("never"), label("all"), label("all, least and largest"), *names, *ends]
 
 
-# --- drawn ---------------------------------------------------------------------------------------------------
-
-
 def draw(data: pd.DataFrame) -> Figure:
     """A panel for each model and machine: a line for each schedule's rank over levels, a ring around each turn."""
     schedules = list(data["schedule"].unique())

@@ -68,8 +68,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def _digits(bar: str) -> int:
-    """The published decimals of a bar."""
-    return 2 if bar == "relabelled" else 4
+    return 2 if bar == "relabelled" else 4  # as published
 
 
 def _span(values: pd.Series) -> str:
