@@ -20,12 +20,9 @@ from rpbench.explain.side import Number, Rate, Side, counted_flops
 from rpbench.registry import unknown_name
 
 SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
+NAMES = [*SYSTEM_TABLES, *SETS]
 # Tables that print a rate -> how they count FLOPs (`rpbench.explain.side.CONVENTIONS`).
 RATES = {"llm_foundry_fsdp": "palm", "bloom_a100_topologies": "megatron_recompute"}
-
-
-def names() -> list[str]:
-    return [*SYSTEM_TABLES, *SETS]
 
 
 def row_names(name: str) -> list[str]:
@@ -38,8 +35,8 @@ def row_names(name: str) -> list[str]:
 def side_of(word: str) -> Side:
     """The side of `TABLE:ROW`; ConfigError if there is no such row, or it has no time or no model."""
     name, _, row = word.partition(":")
-    if name not in names():
-        raise ConfigError(f"table={word}: {unknown_name('table', name, names())}")
+    if name not in NAMES:
+        raise ConfigError(f"table={word}: {unknown_name('table', name, NAMES)}")
     if name in SYSTEM_TABLES:
         return _of_system(name, row)
     return _of_job(case_of_row(name, row))

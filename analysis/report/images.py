@@ -33,27 +33,23 @@ def stacked(figure: Figure) -> bool:
     columns = {axes.get_subplotspec().colspan.start for axes in panels}  # type: ignore[union-attr]
     if len(columns) < 2 or len(panels) > _MOST_PANELS:
         return False
-    with style.applied():
-        _restack(figure, panels, len(panels) // len(columns))
-    return True
-
-
-def _restack(figure: Figure, panels: list[Axes], rows: int) -> None:
     wide, high = figure.get_size_inches()
-    each = max(_LEAST_HEIGHT_INCHES, 0.85 * high / rows)
-    grid = figure.add_gridspec(len(panels), 1)
-    _label(panels)
-    for words, write in (
-        (figure.get_supxlabel(), figure.supxlabel),
-        (figure.get_supylabel(), figure.supylabel),
-        (figure.get_suptitle(), figure.suptitle),
-    ):
-        if words:
-            write(fill(words, _LINE), fontsize=8.5)
-    for place, axes in enumerate(panels):
-        axes.set_subplotspec(grid[place])
-        axes.tick_params(labelleft=True, labelbottom=True)
-    figure.set_size_inches(min(WIDTH_INCHES, wide), len(panels) * each + _legend(figure) + 0.3)
+    each = max(_LEAST_HEIGHT_INCHES, 0.85 * high / (len(panels) // len(columns)))
+    with style.applied():
+        _label(panels)
+        for words, write in (
+            (figure.get_supxlabel(), figure.supxlabel),
+            (figure.get_supylabel(), figure.supylabel),
+            (figure.get_suptitle(), figure.suptitle),
+        ):
+            if words:
+                write(fill(words, _LINE), fontsize=8.5)
+        grid = figure.add_gridspec(len(panels), 1)
+        for place, axes in enumerate(panels):
+            axes.set_subplotspec(grid[place])
+            axes.tick_params(labelleft=True, labelbottom=True)
+        figure.set_size_inches(min(WIDTH_INCHES, wide), len(panels) * each + _legend(figure) + 0.3)
+    return True
 
 
 def _legend(figure: Figure) -> float:

@@ -153,7 +153,7 @@ class Line:
 def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Line]:
     """The paper's claim, the verdict and the evidence."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
-    theirs = [each for each in found if each.whose == "the paper's"]
+    theirs = [each for each in found if each.claim.whose == "the paper's"]
     against = sum(each.verdict == CONTRADICTED for each in theirs)
     cells = _kinds(known).values()
     met = sum(set(kinds) == {REPRODUCED} for kinds in cells)

@@ -176,7 +176,8 @@ class _Pages:
             for cell, words in zip(each.cells, each.own_words, strict=True)
         ]
         shared = views.shared([{key: claim[key] for key in ("origin", "metric")} for claim in claims])
-        return {"id": each.id, "statement": each.words, "claims": claims, "shared": shared}
+        name = each.claim.statement_id or each.claim.id
+        return {"id": name, "statement": each.words, "claims": claims, "shared": shared}
 
     def _records(self) -> Iterator[tuple[str, str]]:
         shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
