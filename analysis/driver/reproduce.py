@@ -42,20 +42,6 @@ GPU = "gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    try:
-        if options.scope == GPU:
-            return _on_accelerators(options.results.resolve(), options.out, options.dry)
-        return reproduce(_SCOPES[options.scope], options.results.resolve(), options.out)
-    except KeyboardInterrupt:
-        print("\ninterrupted; finished runs are kept, the same command goes on from here", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"{error.strerror or error}: {error.filename or ''}; nothing more was written", file=sys.stderr)
-        return 1
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m analysis.driver.reproduce", description="Make every figure, table and verdict."
     )
@@ -72,7 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry", type=_number, metavar="N", help="of gpu: on N made-up accelerators, to check the order"
     )
-    return parser
+    options = parser.parse_args(arguments)
+    try:
+        if options.scope == GPU:
+            return _on_accelerators(options.results.resolve(), options.out, options.dry)
+        return reproduce(_SCOPES[options.scope], options.results.resolve(), options.out)
+    except KeyboardInterrupt:
+        print("\ninterrupted; finished runs are kept, the same command goes on from here", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{error.strerror or error}: {error.filename or ''}; nothing more was written", file=sys.stderr)
+        return 1
 
 
 def _number(text: str) -> int:

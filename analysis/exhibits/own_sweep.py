@@ -204,6 +204,8 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
     running = [line for line in lines if line.is_ok]
     measures = [each for each in _MEASURES if any(line.values(each) for line in running)]
     works = works_told(running)
+    chosen = [head for head in heads if head.partition(".")[0] not in SIZES] or heads[:1]
+    what = " and ".join(chosen).replace("schedule_file", "schedule")
     return Exhibit(
         id=f"sweep_{manifest.name}",
         title=_title(manifest, keys),
@@ -213,7 +215,7 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
         draw=partial(_draw, running, measures[0], heads) if measures and 0 < len(running) <= _MOST_BARS else None,
         table=_tabulate(heads, measures, lines),
         run_ids=tuple(run for cell in manifest.cells for run in cell.run_ids if run in by_id),
-        question=f"Which {_choices(heads)} is fastest{' at which size' if len(works) > 1 else ''}?",
+        question=f"Which {what} is fastest{' at which size' if len(works) > 1 else ''}?",
     )
 
 
@@ -227,11 +229,6 @@ def _title(manifest: Manifest, keys: Sequence[str]) -> str:
         told.append(shown if key in ("schedule", "schedule_file") else f"{key} {shown}")
     swept = "; ".join(told) or "one run"
     return f"{manifest.experiment}: {swept}" if manifest.experiment else swept
-
-
-def _choices(heads: Sequence[str]) -> str:
-    chosen = [head for head in heads if head.partition(".")[0] not in SIZES] or list(heads[:1])
-    return " and ".join(chosen).replace("schedule_file", "schedule")
 
 
 def _caption(

@@ -47,7 +47,14 @@ def identities(run: Record) -> Iterator[Identity]:
     if run["status"] != "ok":
         return
     if _has(run, "busy_s", "span_s"):
-        yield from _of_time(run)
+        devices, makespan_s, busy_s, idle_s = run["num_devices"], run["makespan_s"], sum(run["busy_s"]), run["idle_s"]
+        yield "idle_s", idle_s, devices * makespan_s - busy_s
+        yield "bubble_makespan", run["bubble_makespan"], idle_s / (devices * makespan_s)
+        yield "bubble_over_ideal", run["bubble_over_ideal"], idle_s / busy_s
+        yield "bubble_span", run["bubble_span"], 1 - busy_s / devices / run["span_s"]
+        yield "intra_s", run["intra_s"], max(0.0, idle_s - sum(run[f"{part}_s"] for part in _PARTS))
+        yield "busy, span and makespan in this order", max(run["busy_s"]) <= run["span_s"] * _HAIR, True
+        yield "span_s within makespan_s", run["span_s"] <= makespan_s * _HAIR, True
     if _has(run, "comm_total_s", "comm_exposed_s"):
         yield "comm_exposed_s within comm_total_s", 0 <= run["comm_exposed_s"] <= run["comm_total_s"] * _HAIR, True
     if _has(run, "partition_layers", "num_stages"):
@@ -61,17 +68,6 @@ def identities(run: Record) -> Iterator[Identity]:
 
 def _has(run: Record, *names: str) -> bool:
     return all(run.get(name) is not None and run[name] == run[name] for name in names)
-
-
-def _of_time(run: Record) -> Iterator[Identity]:
-    devices, makespan_s, busy_s, idle_s = run["num_devices"], run["makespan_s"], sum(run["busy_s"]), run["idle_s"]
-    yield "idle_s", idle_s, devices * makespan_s - busy_s
-    yield "bubble_makespan", run["bubble_makespan"], idle_s / (devices * makespan_s)
-    yield "bubble_over_ideal", run["bubble_over_ideal"], idle_s / busy_s
-    yield "bubble_span", run["bubble_span"], 1 - busy_s / devices / run["span_s"]
-    yield "intra_s", run["intra_s"], max(0.0, idle_s - sum(run[f"{part}_s"] for part in _PARTS))
-    yield "busy, span and makespan in this order", max(run["busy_s"]) <= run["span_s"] * _HAIR, True
-    yield "span_s within makespan_s", run["span_s"] <= makespan_s * _HAIR, True
 
 
 def _of_cut(run: Record) -> Iterator[Identity]:

@@ -44,7 +44,9 @@ def claims() -> Iterator[Claim]:
         subject, given = row["model"] or "RTX 4090", _fields(row, evidence)
         contradiction = f"{row['what']}. Found here: {{value}} {row['unit']}"
         holds, ought = f"{subject}: the published value holds", f"{subject}: the value it ought to be"
-        yield _claim(row, "published", holds, **given, tolerance=_finer(row), contradiction=contradiction)
+        values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
+        finer = min(value.half_unit for value in values if value is not None)  # the other's rounding may hide it
+        yield _claim(row, "published", holds, **given, tolerance=finer, contradiction=contradiction)
         relation = {"relation": "<="} if evidence.at_most else {}
         yield _claim(row, "other", f"{ought}{' at most' if relation else ''}", **given, **relation)
 
@@ -70,12 +72,6 @@ def _claim(row: Row, which: str, statement: str, **more: Any) -> Claim:
         published=cell("discrepancies", f"{which}_value", row, row["id"]),
         **more,
     )
-
-
-def _finer(row: Row) -> float:
-    """Half a unit of the last digit of the more precise value; the two may differ by less than the other's rounding."""
-    values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
-    return min(value.half_unit for value in values if value is not None)
 
 
 # --- evidence, by the kind of discrepancy --------------------------------------------------------------------
