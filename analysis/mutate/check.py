@@ -270,7 +270,13 @@ class _Judged:
     def __init__(self, experiments: Experiments, claims: Sequence[Claim]) -> None:
         self._experiments = experiments
         self._green = {claim.id: claim for claim in claims if not judge(claim, experiments).red}
-        self._resting = _by_record(experiments, list(self._green.values()))
+        # The claims that use each record, those with the fewest records first because they are judged fastest.
+        self._resting: dict[str, list[Claim]] = {}
+        for claim in sorted(self._green.values(), key=lambda claim: len(claim.needs)):
+            for need in claim.needs:
+                with suppress(MissingRuns):
+                    if row := experiments.find(need.experiment, need.choices, need.contender):
+                        self._resting.setdefault(row["run_id"], []).append(claim)
 
     def fate(self, mutant: Mutant) -> Fate:
         if mutant.line is not None:
@@ -318,17 +324,6 @@ class _Judged:
         cells = self._experiments.cells_of(mutant.experiment)
         cell = next(cell for cell in cells if run_id in cell.run_ids)
         return identity.problem(forged, mutant.experiment, cell, (forged["digest"],)) is not None
-
-
-def _by_record(experiments: Experiments, claims: Sequence[Claim]) -> dict[str, list[Claim]]:
-    """The claims that use each record, those with the fewest records first because they are judged fastest."""
-    found: dict[str, list[Claim]] = {}
-    for claim in sorted(claims, key=lambda claim: len(claim.needs)):
-        for need in claim.needs:
-            with suppress(MissingRuns):
-                if row := experiments.find(need.experiment, need.choices, need.contender):
-                    found.setdefault(row["run_id"], []).append(claim)
-    return found
 
 
 def check(experiments: Experiments, claims: Sequence[Claim], mutants: Iterable[Mutant]) -> Outcome:

@@ -21,15 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=tables.FOLDER, metavar="DIR", help="folder of the tables (write)")
     parser.add_argument("--sealed", action="store_true", help="the sealed tables alone, every cell (outcomes)")
     options = parser.parse_args(arguments)
-    if options.verb == "write":
-        _write(options.out)
-    else:
+    if options.verb != "write":
         print(texts[options.verb](options))
-    return 0
-
-
-def _write(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
     cells = compare.throughput_cells(*tables.PLATFORMS)
     found = tables.all_tables() | {
         "holdout": holdout.rows(cells),
@@ -37,7 +32,9 @@ def _write(folder: Path) -> None:
         "misses": compare.miss_rows(cells),
     }
     for name, rows in found.items():
-        print(f"{folder / name}.csv: {tables.write(folder / f'{name}.csv', rows)} rows", file=sys.stderr)
+        path = options.out / f"{name}.csv"
+        print(f"{path}: {tables.write(path, rows)} rows", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from rpbench.cost.published import published_times, published_tokens_per_microba
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.workload.architecture import Architecture, architecture
+from rpbench.workload.architecture import architecture
 from rpbench.yaml_file import read_keys
 
 # In the order of their fits, which use earlier ones.
@@ -41,22 +41,16 @@ def corrections(basis: Basis) -> dict[str, float]:
     none = {name: 1.0 for name in basis.values if name.endswith("_correction")}
     plain = compare.with_values(basis, none | {"expert_bytes": 0.0, "stacked_expert_bytes": 0.0})
     found: dict[str, float] = {}
-    for name in PUBLISHED_MODELS:
-        found |= _corrections_of(architecture(name), plain)
-    return found
-
-
-def _corrections_of(model: Architecture, plain: Basis) -> dict[str, float]:
-    published = model.published_name or ""
-    times = published_times(published)
-    measured = _parts(times, 1 / times.units_per_second)
-    counted = _parts(times_of(setting_of(model, published_tokens_per_microbatch(published), plain)), 1.0)
-    found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
-    if model.experts is not None:
-        del found[correction_name(published, "backward")]
-        rate = plain.memory_rate
-        name = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
-        found[name] = (measured["backward"] - counted["backward"]) * rate / model.layer_parameters
+    for name, published in PUBLISHED_MODELS.items():
+        model, times = architecture(name), published_times(published)
+        measured = _parts(times, 1 / times.units_per_second)
+        counted = _parts(times_of(setting_of(model, published_tokens_per_microbatch(published), plain)), 1.0)
+        found |= {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
+        if model.experts is not None:
+            del found[correction_name(published, "backward")]
+            extra_s = measured["backward"] - counted["backward"]
+            kind = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
+            found[kind] = extra_s * plain.memory_rate / model.layer_parameters
     return found
 
 

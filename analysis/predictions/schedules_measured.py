@@ -138,7 +138,12 @@ def find(group: Group, row: dict[str, str]) -> Found:
     makespan = float(simulate_graph(graph, problem.costs(partition)).makespan)
     plain = layer_flops(model, tokens, split=False, recompute=False, hop=0)
     work = num_microbatches * (sum(plain.forward) + sum(plain.backward) + plain.head_forward + plain.head_backward)
-    memory = _memory_bytes(group, partition, peak_in_flight(graph), chunks, tokens, recompute)
+    # State of the first rank's layers and embedding, activations of the fullest rank's chunks, and logits.
+    expert, longest = model.layer_parameters - model.layer_matrix_weights(0), max(partition.forward)
+    layer = model.layer_matrix_weights(0) + expert / group.expert_shards
+    state = group.state_bytes * (longest * chunks * layer + model.embedding_parameters) / group.shards
+    held = max(peak_in_flight(graph)) * longest * _activation_bytes(group, tokens, recompute)
+    memory = state + held + LOGIT_BYTES * tokens * model.vocab / group.shards / chunks
     return Found(work / (num_ranks * makespan), memory)
 
 
@@ -146,19 +151,6 @@ def _activation_bytes(group: Group, num_tokens: int, recompute: bool) -> float:
     model = group.model
     kept = model.boundary_bytes(num_tokens) if recompute else model.layer_activation_bytes(num_tokens, "causal")
     return group.kept * kept / group.shards
-
-
-def _memory_bytes(
-    group: Group, partition: Partition, in_flight: list[int], chunks: int, num_tokens: int, recompute: bool
-) -> float:
-    """State of the first rank's layers and embedding, activations of the fullest rank's chunks, and logits."""
-    model = group.model
-    num_layers = max(partition.forward) * chunks
-    expert = model.layer_parameters - model.layer_matrix_weights(0)
-    layer = model.layer_matrix_weights(0) + expert / group.expert_shards
-    state = group.state_bytes * (num_layers * layer + model.embedding_parameters) / group.shards
-    held = max(in_flight) * max(partition.forward) * _activation_bytes(group, num_tokens, recompute)
-    return state + held + LOGIT_BYTES * num_tokens * model.vocab / group.shards / chunks
 
 
 def rows() -> list[Row]:

@@ -29,7 +29,8 @@ def stacked(figure: Figure) -> bool:
 
     A panel that shared an axis with its neighbour gets the neighbour's labels.
     """
-    panels = _panels(figure)
+    panels = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
+    panels.sort(key=lambda axes: (axes.get_subplotspec().rowspan.start, axes.get_subplotspec().colspan.start))  # type: ignore[union-attr]
     columns = {axes.get_subplotspec().colspan.start for axes in panels}  # type: ignore[union-attr]
     if len(columns) < 2 or len(panels) > _MOST_PANELS:
         return False
@@ -68,12 +69,6 @@ def _legend(figure: Figure) -> float:
     columns = 1 if max(map(len, labels)) > _LONG_LABEL else 2
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     return 0.18 * -(-len(labels) // columns)
-
-
-def _panels(figure: Figure) -> list[Axes]:
-    """The visible axes of the grid, row by row."""
-    found = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
-    return sorted(found, key=lambda axes: (axes.get_subplotspec().rowspan.start, axes.get_subplotspec().colspan.start))  # type: ignore[union-attr]
 
 
 def _label(panels: list[Axes]) -> None:

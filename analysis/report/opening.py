@@ -116,7 +116,10 @@ def answer(exhibit: Exhibit) -> str:
 
 def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
     """The verdict on an exhibit: contradicted if one of the statements about it is."""
-    about = statements(_about(exhibit, verdicts))
+    # Claims with the exhibit's name in their ids, or else those that use its records.
+    named = [verdict for verdict in verdicts if verdict.claim.id.startswith(f"{exhibit.id.split('_')[0]}/")]
+    runs = set(exhibit.records)
+    about = statements(named or [verdict for verdict in verdicts if runs.intersection(verdict.run_ids)])
     evaluated = judged(about)
     if not about:
         return Judgement("", "no published statement")
@@ -128,14 +131,6 @@ def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
         kind = CONTRADICTED if counts[CONTRADICTED] else MISSED
         return Judgement(kind, f"{against} of {len(evaluated)} statements {kind}")
     return Judgement(REPRODUCED, f"all {len(evaluated)} statements hold")
-
-
-def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Claims with an exhibit's name in their ids, or else those that use its records."""
-    own = f"{exhibit.id.split('_')[0]}/"
-    named = [verdict for verdict in verdicts if verdict.claim.id.startswith(own)]
-    runs = set(exhibit.records)
-    return named or [verdict for verdict in verdicts if runs.intersection(verdict.run_ids)]
 
 
 PAPER = "https://arxiv.org/abs/2604.27085"

@@ -70,10 +70,12 @@ class _Pages:
         self._statements = statements(content.verdicts)
         self._rows = {row["run_id"]: row for row in content.rows}
         self._cards = {each.id: self._card(each) for each in content.shown}
+        paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
+        always = [("records", "Records"), ("method", "Method and machine"), ("sources", "Sources")]
         self._common = {
             "style": (_HERE / "page.css").read_text(encoding="utf-8"),
             "script": (_HERE / "page.js").read_text(encoding="utf-8"),
-            "pages": self._contents(),
+            "pages": [*paper, *always] if content.reproduces else always,
             "contents": [(each.id, each.title) for each in content.shown],
             "here": "",
             "sources": self._sources,
@@ -97,11 +99,6 @@ class _Pages:
         made_on = {name: views.distinct(self._content.rows, key) for name, key in _MADE_ON.items()}
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **made_on)
         yield self._page("sources", "sources.html")
-
-    def _contents(self) -> list[tuple[str, str]]:
-        paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
-        always = [("records", "Records"), ("method", "Method and machine"), ("sources", "Sources")]
-        return [*paper, *always] if self._content.reproduces else always
 
     def _page(self, name: str, template: str, **values: Any) -> tuple[str, str]:
         return f"{name}.html", self._render(template, self._site, **values)

@@ -122,6 +122,8 @@ Multiples = Mapping[str, Spread]
 def simulated(experiments: Experiments) -> Shown:
     """All systems on eight devices and the published models, at equal tuning."""
     rows, multiples, behind = contest_numbers(experiments), *_multiples(experiments)
+    sizes = rows.groupby("model", sort=False)["tokens_per_step"].first()
+    *most, last = [f"{sizes[model] / 1000:,.0f}" for model in MODELS if model in sizes]
     systems = [
         row
         | _system(row, "bubble_steady", multiples, behind)
@@ -133,20 +135,13 @@ def simulated(experiments: Experiments) -> Shown:
         draw=partial(draw, rows),
         table=declared_table("figure10", systems),
         words={
-            "steps": _steps(rows),
+            "steps": f"{', '.join(most)} and {last}" if most else last,
             "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
             "late": _LATE,
             "others": (f"Not compared yet: {', '.join(names)}. " if (names := not_compared()) else ""),
             "answer": answer(rows),
         },
     )
-
-
-def _steps(rows: pd.DataFrame) -> str:
-    """Thousands of tokens of a step for each model."""
-    sizes = rows.groupby("model", sort=False)["tokens_per_step"].first()
-    *most, last = [f"{sizes[model] / 1000:,.0f}" for model in MODELS if model in sizes]
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 _LATE = (

@@ -93,7 +93,14 @@ def fit(problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str
     ]
 
     def residuals(theta: Floats, of: Sequence[Case] = chosen) -> Floats:
-        return _residuals(of, Model(_values(parameters, theta, base)))
+        model, known = Model(_values(parameters, theta, base)), dict[tuple[Job | None, bool, int], float]()
+        found = []
+        for case in of:
+            key = (case.job, case.early, case.repeats)  # repeats are predicted once
+            if key not in known:
+                known[key] = model.step_time_s(case)
+            found.append(log(known[key] / case.measured_s))
+        return np.array(found)
 
     def jacobian(theta: Floats, current: Floats) -> Floats:
         found = np.zeros((len(chosen), len(parameters)))
@@ -147,17 +154,6 @@ def _values(
         for name in parameter.softwares:
             found.setdefault(name, {})[parameter.constant] = parameter.prior * exp(moved)
     return found
-
-
-def _residuals(cases: Sequence[Case], model: Model) -> Floats:
-    known: dict[tuple[Job | None, bool, int], float] = {}
-    found = []
-    for case in cases:
-        key = (case.job, case.early, case.repeats)  # repeats are predicted once
-        if key not in known:
-            known[key] = model.step_time_s(case)
-        found.append(log(known[key] / case.measured_s))
-    return np.array(found)
 
 
 SETS: tuple[str, ...] = tuple(TABLES["sets"])
