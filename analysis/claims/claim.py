@@ -175,7 +175,12 @@ def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequen
 
     `needs` are runs besides the declared ones; `given` are values for the braces there, and fields of `Claim`.
     """
-    declared, words = DECLARED[name], _words(given)
+    declared = DECLARED[name]
+    words = {"value": "{value}", "baselines": ",".join(BASELINES), "schedules": ",".join(SCHEDULES), **given}
+    for key in {"schedule", "system"} & given.keys():
+        words |= {key.capitalize(): method_name(given[key]), "scheduler": given[key].replace("_", "-")}
+    if "model" in given:
+        words |= {"Model": model_name(given["model"]), "published": PUBLISHED_MODELS.get(given["model"])}
 
     def filled(part: Any) -> Any:
         return part.format(**words) if isinstance(part, str) else part
@@ -188,16 +193,6 @@ def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequen
         found["published"] = printed(cell.pop("in"), cell.pop("column"), **cell)
     found["needs"] = (*needs, *chain.from_iterable(runs(filled(part)) for part in declared.get("needs", ())))
     return Claim(**{"id": filled(name), "value": value, **found, **{key: given[key] for key in given.keys() & _FIELDS}})
-
-
-def _words(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the braces of a declared claim, with readable and published names."""
-    words = {"value": "{value}", "baselines": ",".join(BASELINES), "schedules": ",".join(SCHEDULES), **given}
-    for key in {"schedule", "system"} & given.keys():
-        words |= {key.capitalize(): method_name(given[key]), "scheduler": given[key].replace("_", "-")}
-    if "model" in given:
-        words |= {"Model": model_name(given["model"]), "published": PUBLISHED_MODELS.get(given["model"])}
-    return words
 
 
 def stated(name: str, value: Callable[..., Value], *, needs: Sequence[Need] = (), **given: Any) -> Claim:

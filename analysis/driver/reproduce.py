@@ -27,7 +27,7 @@ from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, can_fork, run_sweeps
 from analysis.exhibits.exhibit import DECLARED
 from analysis.exhibits.figures.files import OUT
-from analysis.mutate import check, mutants, of_statements, sampled
+from analysis.mutate.check import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
 from analysis.report.images import Image, draw_all, drawings_of

@@ -149,7 +149,7 @@ class _Pages:
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
             "image": self._content.images.get(each.id),
-            "commands": views.commands(each),
+            "commands": [command.strip() for command in each.command.split(";") if command.strip()],
         }
 
     # --- a page for each part ---

@@ -88,10 +88,6 @@ def facts(rows: Sequence[Row]) -> View:
     }
 
 
-def commands(each: Exhibit) -> list[str]:
-    return [command.strip() for command in each.command.split(";") if command.strip()]
-
-
 def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
     """What an exhibit's page has besides its card; further figures with the commands that draw them."""
     drawn = {

@@ -57,8 +57,13 @@ def identities(run: Record) -> Iterator[Identity]:
         yield "span_s within makespan_s", run["span_s"] <= makespan_s * _HAIR, True
     if _has(run, "comm_total_s", "comm_exposed_s"):
         yield "comm_exposed_s within comm_total_s", 0 <= run["comm_exposed_s"] <= run["comm_total_s"] * _HAIR, True
-    if _has(run, "partition_layers", "num_stages"):
-        yield from _of_cut(run)
+    if _has(run, "partition_layers", "num_stages"):  # such as `4-4-4`, or `4-5|2-2-2-1-0*` with other backward stages
+        forward, _, backward = str(run["partition_layers"]).partition("|")
+        yield "num_stages", run["num_stages"], len(forward.split("-"))
+        yield "num_backward_stages", run["num_backward_stages"], len((backward or forward).split("-"))
+        if run["cost"] == "published":
+            found = sum(int(number) for number in re.findall(r"\d+", backward or forward))
+            yield "the layers of partition_layers", found, run["config"]["model"]["num_layers"]
     if _has(run, "tokens_per_s", "step_time_s", "tokens_per_step"):
         yield "tokens_per_s", run["tokens_per_s"], run["tokens_per_step"] / run["step_time_s"]
     if run.get("step_terms_s") and _has(run, "step_time_s"):
@@ -68,17 +73,6 @@ def identities(run: Record) -> Iterator[Identity]:
 
 def _has(run: Record, *names: str) -> bool:
     return all(run.get(name) is not None and run[name] == run[name] for name in names)
-
-
-def _of_cut(run: Record) -> Iterator[Identity]:
-    """Of a partition such as `4-4-4`, or `4-5|2-2-2-1-0*` with other backward stages."""
-    forward, _, backward = str(run["partition_layers"]).partition("|")
-    stages = forward.split("-")
-    yield "num_stages", run["num_stages"], len(stages)
-    yield "num_backward_stages", run["num_backward_stages"], len((backward or forward).split("-"))
-    if run["cost"] == "published":
-        found = sum(int(number) for number in re.findall(r"\d+", backward or forward))
-        yield "the layers of partition_layers", found, run["config"]["model"]["num_layers"]
 
 
 def _of_tokens(run: Record) -> Iterator[Identity]:

@@ -3,7 +3,7 @@
 For each row we expect to contradict the published value and to reproduce the other one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,13 @@ def claims() -> Iterator[Claim]:
                 contradiction=f"{row['what']}: {{value}} {row['unit']}",
             )
             continue
-        subject, given = row["model"] or "RTX 4090", _fields(row, evidence)
+        subject, model = row["model"] or "RTX 4090", OUR_MODELS.get(row["model"], "")
+        given = {
+            "value": lambda *found, row=row, evidence=evidence: evidence.value(row, *found),
+            "evidence": evidence.kind,
+            "needs": tuple(need for words in evidence.needs for need in runs(words.format(model=model))),
+            "made_from": evidence.made_from,
+        }
         contradiction = f"{row['what']}. Found here: {{value}} {row['unit']}"
         holds, ought = f"{subject}: the published value holds", f"{subject}: the value it ought to be"
         values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
@@ -49,16 +55,6 @@ def claims() -> Iterator[Claim]:
         yield _claim(row, "published", holds, **given, tolerance=finer, contradiction=contradiction)
         relation = {"relation": "<="} if evidence.at_most else {}
         yield _claim(row, "other", f"{ought}{' at most' if relation else ''}", **given, **relation)
-
-
-def _fields(row: Row, evidence: _Evidence) -> Mapping[str, Any]:
-    model = OUR_MODELS.get(row["model"], "")
-    return {
-        "value": lambda *found: evidence.value(row, *found),
-        "evidence": evidence.kind,
-        "needs": tuple(need for words in evidence.needs for need in runs(words.format(model=model))),
-        "made_from": evidence.made_from,
-    }
 
 
 def _claim(row: Row, which: str, statement: str, **more: Any) -> Claim:

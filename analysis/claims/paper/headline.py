@@ -32,7 +32,11 @@ def claims() -> Iterator[Claim]:
         )
         yield claim("headline/{model}/achieved_tflops_per_gpu", lambda run, m=model: _tflops(m, run), model=model)
         yield claim("headline/{model}/percent_of_peak", lambda run, m=model: _percent_of_peak(m, run), model=model)
-        yield from _prediction(model)
+        for column, (kind, _, value_of) in _PREDICTIONS.items():
+            published = printed("headline", column, model=PUBLISHED_MODELS[model])
+            if published is not None:
+                name = "headline/{model}/{column}"
+                yield claim(name, value_of, published=published, model=model, column=column, kind=kind)
         yield from _prediction_against_measurement(model)
 
 
@@ -96,14 +100,6 @@ _PREDICTIONS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
     ),
     "predicted_async_ktokens_per_s": ("asynchronous", "roundpipe", _asynchronous),
 }
-
-
-def _prediction(model: str) -> Iterator[Claim]:
-    for column, (kind, _, value) in _PREDICTIONS.items():
-        published = printed("headline", column, model=PUBLISHED_MODELS[model])
-        if published is not None:
-            name = "headline/{model}/{column}"
-            yield claim(name, value, published=published, model=model, column=column, kind=kind)
 
 
 def _prediction_against_measurement(model: str) -> Iterator[Claim]:
