@@ -5,7 +5,7 @@ log(constant / prior) / log-sd. A constant more than a factor of 3 from its prio
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.predictions.clusters.case import TABLES, Case, Model, rows_of
+from analysis.predictions.clusters.case import TABLES, Case, Model, Row, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
 from rpbench.cost.hardware.device import CONF
 from rpbench.mesh.job import Job
@@ -189,9 +189,9 @@ FILE: Path = CONF / "software" / "constants.csv"
 NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"})
 
 
-def rows() -> list[dict[str, str]]:
+def rows() -> list[Row]:
     known: dict[str, dict[str, float]] = {}
-    found = []
+    found: list[Row] = []
     for problem in PROBLEMS:
         fitted = fit(problem, cases_of(problem), known)
         known |= fitted.values
@@ -199,37 +199,31 @@ def rows() -> list[dict[str, str]]:
     return found
 
 
-def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
-    found = []
+def _found(problem: Problem, fitted: Fitted) -> Iterator[Row]:
+    def row(
+        name: str, constant: str, value: float, prior: float, log_sds: Sequence[float], origin: str
+    ) -> dict[str, str]:
+        return {
+            "software": name,
+            "constant": constant,
+            "value": f"{value:.6g}",
+            "prior": f"{prior:.6g}",
+            "log_sd_prior": f"{log_sds[0]:.3g}",
+            "log_sd": f"{log_sds[1]:.3g}",
+            "origin": origin,
+            "rows": " ".join(problem.rows),
+            "meaning": PRIORS[constant].meaning,
+        }
+
     sought = {(name, each.constant) for each in fitted.parameters for name in each.softwares}
     for parameter, log_sd in zip(fitted.parameters, fitted.log_sd, strict=True):
         heirs = problem.heirs if parameter.constant not in NOT_INHERITED else ()
         for name in (*parameter.softwares, *heirs):
             value = fitted.values[parameter.softwares[0]][parameter.constant]
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
-            deviations = (parameter.log_sd, log_sd)
-            found.append(_constant(name, parameter.constant, value, parameter.prior, deviations, origin, problem))
+            yield row(name, parameter.constant, value, parameter.prior, (parameter.log_sd, log_sd), origin)
     for name in problem.softwares if problem.prior_from else ():  # constants from another fit
         declared = declared_software(name).constants
         for constant, value in fitted.values[name].items():
             if (name, constant) not in sought and value != declared[constant]:
-                deviations = (PRIORS[constant].log_sd,) * 2
-                found.append(_constant(name, constant, value, value, deviations, f"as {problem.prior_from}", problem))
-    return found
-
-
-def _constant(
-    name: str, constant: str, value: float, prior: float, deviations: tuple[float, float], origin: str, problem: Problem
-) -> dict[str, str]:
-    """A row of the file; `deviations` before and after the fit."""
-    return {
-        "software": name,
-        "constant": constant,
-        "value": f"{value:.6g}",
-        "prior": f"{prior:.6g}",
-        "log_sd_prior": f"{deviations[0]:.3g}",
-        "log_sd": f"{deviations[1]:.3g}",
-        "origin": origin,
-        "rows": " ".join(problem.rows),
-        "meaning": PRIORS[constant].meaning,
-    }
+                yield row(name, constant, value, value, (PRIORS[constant].log_sd,) * 2, f"as {problem.prior_from}")
