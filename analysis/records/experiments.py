@@ -89,9 +89,8 @@ class Experiments:
     def cells(self, experiment: str) -> pd.DataFrame:
         """The records of an experiment with a verdict as rows, with the cell's number as `cell`.
 
-        Raises:
-            MissingRuns: if this code and configuration did not run the sweep, or it has no record, or lost one.
-            WrongRecord: if a record does not answer its cell.
+        MissingRuns if this code and configuration did not run the sweep, or it has no record, or lost one; WrongRecord
+        if a record does not answer its cell.
         """
         return pd.DataFrame(self.checked(experiment))
 
