@@ -22,8 +22,6 @@ from rpbench.registry import Entry, entry, offered
 from rpbench.run.assemble import assemble
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "methods"
-SECTIONS = ("Idea", "What is faithful", "What differs", "The paper's number and ours")
 _SIZES = ("num_devices=4", "num_microbatches=8")
 _MODULES = {"exact": "ortools"}  # extra -> the module that its schedules need
 # Words on bars, which are outlines of this size, stay black on a dark page: bars keep their colours.
