@@ -175,8 +175,9 @@ def markdown(heads: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in (heads, rule, *map(" | ".join, rows))) + "\n"
 
 
-def put(page: Path, begin: str, text: str, end: str) -> None:
-    """Replace the text between two marks of a page."""
+def put(page: Path, name: str, text: str) -> None:
+    """Replace the text between the two marks of a name on a page."""
+    begin, end = f"<!--{name}-->\n", f"<!--/{name}-->\n"
     before, rest = page.read_text(encoding="utf-8").split(begin)
     write_atomically(page, before + begin + text + end + rest.split(end)[1])
 

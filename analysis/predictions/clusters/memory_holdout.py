@@ -72,7 +72,6 @@ def _traits(names: Sequence[str], theta: Floats) -> Traits:
 
 FILE = tables.FOLDER / "clusters_memory.csv"
 PAGE = tables.FOLDER.parents[1] / "docs" / "predictions.md"
-BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
 
 _GROUPS = {
     "model": of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}"),

@@ -147,7 +147,6 @@ def out_of_memory(case: Case, model: Model) -> bool:
 SEALED = tables.FOLDER / "sealed_760beda"
 OUTCOMES_FILE = SEALED / "outcomes.csv"
 PAGE = tables.FOLDER.parents[1] / "docs" / "second_round.md"
-BEGIN, END = "<!--clusters:outcomes-->\n", "<!--/clusters:outcomes-->\n"
 PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # these print rates
 Row = dict[str, str]
 
