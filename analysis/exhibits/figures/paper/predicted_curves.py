@@ -72,13 +72,12 @@ def cheapest(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_answer(rows: pd.DataFrame) -> str:
-    parts = []
-    for model, own in rows.groupby("model_key", sort=False):
-        best = own.loc[own["usd_per_1e9_tokens"].idxmin()]
-        parts.append(
-            f"{style.model_name(str(model))} {best['usd_per_1e9_tokens']:,.2f} "
-            f"({style.method_name(best['system'])}, {_PLATFORMS[best['platform']]})"
-        )
+    best = rows.loc[rows.groupby("model_key", sort=False)["usd_per_1e9_tokens"].idxmin()]
+    parts = (
+        f"{style.model_name(row.model_key)} {row.usd_per_1e9_tokens:,.2f} "
+        f"({style.method_name(row.system)}, {_PLATFORMS[row.platform]})"
+        for row in best.itertuples()
+    )
     return f"Cheapest: {', '.join(parts)}."
 
 
