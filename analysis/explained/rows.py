@@ -39,7 +39,15 @@ def side_of(word: str) -> Side:
         raise ConfigError(f"table={word}: {unknown_name('table', name, NAMES)}")
     if name in SYSTEM_TABLES:
         return _of_system(name, row)
-    return _of_job(case_of_row(name, row))
+    case = case_of_row(name, row)
+    job, notes = case.modelled, (case.note,) if case.note else ()
+    slower = job.software.constants["session"] if case.early else 1.0
+    side = side_of_job(job, case.measured_s / case.repeats, case.id.replace("/", ":"), slower=slower, notes=notes)
+    if case.set_name in RATES:
+        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name])
+        side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
+    source = f"analysis/published/measured/{case.set_name}.csv, whose README names source and licence"
+    return replace(side, notes=(*side.notes, source))
 
 
 def case_of_row(name: str, row: str) -> Case:
@@ -58,18 +66,6 @@ def case_of_row(name: str, row: str) -> Case:
         why = "it ran out of memory" if case.verdict == "oom" else "it prints no time"
         raise ConfigError(f"table={name}:{row} has no pace to explain: {why}; take another row")
     return case
-
-
-def _of_job(case: Case) -> Side:
-    job, notes = case.modelled, (case.note,) if case.note else ()
-    slower = job.software.constants["session"] if case.early else 1.0
-    name, seconds = case.id.replace("/", ":"), case.measured_s / case.repeats
-    side = side_of_job(job, seconds, name, slower=slower, notes=notes)
-    if case.set_name in RATES:
-        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name])
-        side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
-    source = f"analysis/published/measured/{case.set_name}.csv, whose README names source and licence"
-    return replace(side, notes=(*side.notes, source))
 
 
 def _of_system(table: str, row: str) -> Side:
