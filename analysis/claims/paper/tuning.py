@@ -116,7 +116,7 @@ _BUBBLES: dict[str, tuple[str, Callable[[Record], float]]] = {
 def planner_claims() -> Iterator[Claim]:
     """Stage counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
     for row in table("planner"):
-        given = {"model": OUR_MODELS[row["model"]]}
+        given: dict[str, Any] = {"model": OUR_MODELS[row["model"]]}
         if row["memory_cap"] == "none":
             for direction, count in _COUNTS.items():
                 counted = {"metric": f"{direction} stages", "unit": "stages", "tolerance": 0.0, "evidence": "derived"}
