@@ -81,48 +81,32 @@ def section(place: int, heading: str = "", source: str = "") -> Callable[[Sectio
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A published or own statement, and how it is checked.
+    """A published or own statement, and how it is checked."""
 
-    Args:
-        id: unique, `section/subject/metric`.
-        section, source: heading in the report; paper, section or figure. Both default to those of the function's
-            `section`.
-        metric: the statement by default.
-        published: the value with its printed digits; None if the number is not public.
-        relation: `<=` if our value may also be smaller.
-        tolerance: largest absolute difference that counts as reproduced; by default half a unit of the last digit.
-        wide_tolerance: a larger difference, up to which the verdict is `within tolerance`.
-        evidence: how our value is known.
-        needs: the runs behind the value; `value` is called with their records in this order.
-        made_from: other sources of the value: published tables, a planner.
-        not_testable: what a test would need that is missing here; such a claim has no value.
-        contradiction: why our evidence contradicts the number, with `{value}` for our value. Such a claim has to come
-            out as the value in `analysis/claims/expected/contradictions.csv`; a claim without a reason has to hold.
-        predicts: the number was measured on another machine and our value is a prediction: the verdict is `predicted`
-            or a miss, and a miss is expected in the same way as a contradiction.
-        whose: whose statement it is. `ours` is a regression, `ours against ours` holds by consistency.
-        statement_id: shared by the claims that are cells of one statement; the claim's id by default.
-    """
-
-    id: str
+    id: str  # unique, `section/subject/metric`
     statement: str
-    section: str = ""
-    source: str = ""
-    metric: str = ""
+    section: str = ""  # heading in the report; that of the function's `section` by default, as is the source
+    source: str = ""  # paper, section or figure
+    metric: str = ""  # the statement by default
     unit: str = ""
-    evidence: str = "simulated"
-    published: Printed | None = None
-    relation: Literal["=", "<="] = "="
+    evidence: str = "simulated"  # how our value is known
+    published: Printed | None = None  # the value with its printed digits; None if the number is not public
+    relation: Literal["=", "<="] = "="  # `<=` if our value may also be smaller
+    # The largest absolute difference that counts as reproduced; by default half a unit of the last digit.
     tolerance: float | None = None
-    wide_tolerance: float | None = None
-    needs: tuple[Need, ...] = ()
-    made_from: str = ""
+    wide_tolerance: float | None = None  # a larger difference, up to which the verdict is `within tolerance`
+    needs: tuple[Need, ...] = ()  # the runs behind the value; `value` is called with their records in this order
+    made_from: str = ""  # other sources of the value: published tables, a planner
     value: Callable[..., Value] | None = None
-    not_testable: str = ""
+    not_testable: str = ""  # what a test would need that is missing here; such a claim has no value
+    # Why our evidence contradicts the number, with `{value}` for our value. Such a claim has to come out as the value
+    # in `analysis/claims/expected/contradictions.csv`; a claim without a reason has to hold.
     contradiction: str = ""
+    # The number was measured on another machine and our value is a prediction: the verdict is `predicted` or a miss,
+    # and a miss is expected in the same way as a contradiction.
     predicts: bool = False
-    whose: Whose = "the paper's"
-    statement_id: str = ""
+    whose: Whose = "the paper's"  # `ours` is a regression, `ours against ours` holds by consistency
+    statement_id: str = ""  # shared by the claims that are cells of one statement; the claim's id by default
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", self.metric or self.statement)
@@ -171,14 +155,16 @@ _FIELDS = {each.name for each in fields(Claim)}
 
 
 def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequence[Need] = (), **given: Any) -> Claim:
-    """A claim that `paper.yaml` or `own.yaml` declares.
+    """The claim that `paper.yaml` or `own.yaml` declares under the pattern `name` of its id.
 
-    Args:
-        name: the pattern of its id there.
-        needs: runs besides the declared ones.
-        given: values for the braces there, and fields of `Claim`.
+    `needs` are runs besides the declared ones; `given` are values for the braces there, and fields of `Claim`.
     """
-    declared, words = DECLARED[name], _words(given)
+    declared = DECLARED[name]
+    words = {"value": "{value}", "baselines": ",".join(BASELINES), "schedules": ",".join(SCHEDULES), **given}
+    for key in {"schedule", "system"} & given.keys():
+        words |= {key.capitalize(): method_name(given[key]), "scheduler": given[key].replace("_", "-")}
+    if "model" in given:
+        words |= {"Model": model_name(given["model"]), "published": PUBLISHED_MODELS.get(given["model"])}
 
     def filled(part: Any) -> Any:
         return part.format(**words) if isinstance(part, str) else part
@@ -191,16 +177,6 @@ def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequen
         found["published"] = printed(cell.pop("in"), cell.pop("column"), **cell)
     found["needs"] = (*needs, *chain.from_iterable(runs(filled(part)) for part in declared.get("needs", ())))
     return Claim(**{"id": filled(name), "value": value, **found, **{key: given[key] for key in given.keys() & _FIELDS}})
-
-
-def _words(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the braces of a declared claim, with readable and published names."""
-    words = {"value": "{value}", "baselines": ",".join(BASELINES), "schedules": ",".join(SCHEDULES), **given}
-    for key in {"schedule", "system"} & given.keys():
-        words |= {key.capitalize(): method_name(given[key]), "scheduler": given[key].replace("_", "-")}
-    if "model" in given:
-        words |= {"Model": model_name(given["model"]), "published": PUBLISHED_MODELS.get(given["model"])}
-    return words
 
 
 def stated(name: str, value: Callable[..., Value], *, needs: Sequence[Need] = (), **given: Any) -> Claim:

@@ -152,9 +152,13 @@ _HEADERS = {
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The page over a folder of records, served on a port of loopback (0: a free one) until its block ends."""
+    """The page over a folder of records, served on a port of loopback (0: a free one) until its block ends.
+
+    OSError if the port is taken, ValueError without the chart library.
+    """
 
     def __init__(self, results: Path, port: int = 0) -> None:
+        charts_library()
         rows = Rows(results)
         asked: dict[str, Callable[[str], Any]] = {
             "rows.json": lambda _: rows.read(),
@@ -185,12 +189,6 @@ class Dashboard(ThreadingHTTPServer):
         """A client that disconnects early is no error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(*request)
-
-
-def serve(results: Path, port: int = 0) -> Dashboard:
-    """A context that serves a folder; OSError if the port is taken, ValueError without the chart library."""
-    charts_library()
-    return Dashboard(results, port)
 
 
 @cache
@@ -274,7 +272,7 @@ def dashboard(arguments: Sequence[str]) -> int:
         raise ConfigError(f"port={port}: a whole number up to 65535; 0 takes a free one")
     if results.exists() and not results.is_dir():
         raise ConfigError(f"results_dir={results}: it is no folder; name the one that holds records, or will")
-    with serve(results, int(port)) as server:
+    with Dashboard(results, int(port)) as server:
         print(json.dumps({"dashboard": server.url}), flush=True)
         print("rpbench: the page follows the folder; Ctrl-C ends it", file=sys.stderr)
         server.wait()

@@ -44,12 +44,9 @@ def has_accelerators() -> bool:
 
 
 def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable[[str], None]) -> list[str]:
-    """Run every part that has no records yet and write `gpu.html`; returns a line for each problem.
+    """Run every part that has no records yet and write `gpu.html` into `out`; returns a line for each problem.
 
-    Args:
-        results: folder of the records.
-        out: folder of the page.
-        dry: number of made-up accelerators; None for the real ones.
+    `dry` is the number of made-up accelerators, None for the real ones.
     """
     end, problems = time.monotonic() + LIMIT_S, list[str]()
 

@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print('nothing is written without a reason: give --because "why these values change"', file=sys.stderr)
         return 2
     for name in changes:
-        _write(name, tables[name])
+        columns = dict.fromkeys(key for row in tables[name] for key in row)
+        filled = [key for key in columns if any(row.get(key) for row in tables[name])]
+        rows = [{key: row.get(key, "") for key in filled} for row in tables[name]]
+        write_atomically(FOLDER / f"{name}.csv", as_csv(rows))
     if changes:
         reason = {
             "accepted_at": provenance.now(),
@@ -156,12 +159,6 @@ def _statements(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:
         else:
             decimals = Printed(before["value"], "").decimals
             yield {"claim": claim.id, "value": f"{value:.{decimals}f}", "tolerance": before["tolerance"]}
-
-
-def _write(name: str, rows: Rows) -> None:
-    columns = dict.fromkeys(key for row in rows for key in row)
-    filled = [key for key in columns if any(row.get(key) for row in rows)]
-    write_atomically(FOLDER / f"{name}.csv", as_csv([{key: row.get(key, "") for key in filled} for row in rows]))
 
 
 if __name__ == "__main__":

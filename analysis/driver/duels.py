@@ -120,13 +120,10 @@ def kept_of(rows: Iterable[Record]) -> list[Kept]:
 
 
 def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[str]:
-    """A line for each contender: its speed over the base by the clock; all verdicts are corrected together.
+    """A line for each named contender, or for all but the base: its speed over the base by the clock.
 
-    Args:
-        names: the contenders; empty for all but the base. All runs count for the differences between starts.
-
-    Raises:
-        LookupError: if the base or a name has no runs.
+    All verdicts are corrected together, and all runs count for the differences between starts. LookupError if the base
+    or a name has no runs.
     """
     duels = by_model(rows)
     together = sum(len(names) or len(timed(duel)) - 1 for duel in duels.values())

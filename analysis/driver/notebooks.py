@@ -6,7 +6,6 @@ No kernel starts for a notebook whose records are missing.
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,15 +37,10 @@ def needs(content: NotebookNode) -> tuple[str, ...]:
 
 
 class Kernel:
-    """A kernel that starts with the first notebook.
+    """A kernel that starts with the first notebook; these find the folder of records in `RPBENCH_RESULTS`."""
 
-    Args:
-        results: the folder of records; `RPBENCH_RESULTS` in the notebooks.
-        timeout_s: limit for one cell.
-    """
-
-    def __init__(self, results: Path, timeout_s: int = 300) -> None:
-        self._results, self._timeout_s = results, timeout_s
+    def __init__(self, results: Path) -> None:
+        self._results = results
         self._client: NotebookClient | None = None
         self._open = ExitStack()
 
@@ -89,7 +83,7 @@ class Kernel:
         client = NotebookClient(
             v4.new_notebook(),
             km=manager,
-            timeout=self._timeout_s,
+            timeout=300,  # seconds of one cell
             record_timing=False,
             resources={"metadata": {"path": str(_ROOT)}},
         )
@@ -101,33 +95,15 @@ class Kernel:
         self._open.close()
 
 
-def execute(
-    notebook: Path,
-    results: Path,
-    out: Path = OUT / "notebooks",
-    kernel: Kernel | None = None,
-    *,
-    parameters: Mapping[str, Any] | None = None,
-) -> Path:
-    """Run a notebook on the records of a results folder, and write it with its outputs.
+def execute(notebook: Path, results: Path, out: Path = OUT / "notebooks", kernel: Kernel | None = None) -> Path:
+    """Run a notebook on the records of a results folder, by default in a new kernel, and write it with its outputs.
 
-    Args:
-        kernel: a running kernel; a new one by default.
-        parameters: set in a cell after the one tagged `parameters`, as papermill does.
-
-    Raises:
-        MissingRuns: if the notebook needs missing records.
-        CellExecutionError: if a cell fails for any other reason.
+    MissingRuns if the notebook needs missing records, CellExecutionError if a cell fails for any other reason.
     """
     content = jupytext.read(notebook)
     experiments = Experiments(results)
     for experiment in needs(content):
         experiments.cells(experiment)
-    if parameters:
-        tags = [cell.metadata.get("tags", ()) for cell in content.cells]
-        behind = next(place for place, each in enumerate(tags, start=1) if "parameters" in each)
-        lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-        content.cells.insert(behind, v4.new_code_cell(lines, metadata={"tags": ["injected-parameters"]}))
     with ExitStack() as own:
         running = own.enter_context(Kernel(results)) if kernel is None else kernel
         try:

@@ -27,7 +27,7 @@ from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, can_fork, run_sweeps
 from analysis.exhibits.exhibit import DECLARED
 from analysis.exhibits.figures.files import OUT
-from analysis.mutate import check, mutants, of_statements, sampled
+from analysis.mutate.check import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
 from analysis.report.images import Image, draw_all, drawings_of
@@ -42,20 +42,6 @@ GPU = "gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    try:
-        if options.scope == GPU:
-            return _on_accelerators(options.results.resolve(), options.out, options.dry)
-        return reproduce(_SCOPES[options.scope], options.results.resolve(), options.out)
-    except KeyboardInterrupt:
-        print("\ninterrupted; finished runs are kept, the same command goes on from here", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"{error.strerror or error}: {error.filename or ''}; nothing more was written", file=sys.stderr)
-        return 1
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m analysis.driver.reproduce", description="Make every figure, table and verdict."
     )
@@ -72,7 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry", type=_number, metavar="N", help="of gpu: on N made-up accelerators, to check the order"
     )
-    return parser
+    options = parser.parse_args(arguments)
+    try:
+        if options.scope == GPU:
+            return _on_accelerators(options.results.resolve(), options.out, options.dry)
+        return reproduce(_SCOPES[options.scope], options.results.resolve(), options.out)
+    except KeyboardInterrupt:
+        print("\ninterrupted; finished runs are kept, the same command goes on from here", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{error.strerror or error}: {error.filename or ''}; nothing more was written", file=sys.stderr)
+        return 1
 
 
 def _number(text: str) -> int:
@@ -93,9 +89,7 @@ def _on_accelerators(results: Path, out: Path | None, dry: int | None) -> int:
 def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     """Run a scope's experiments, make what their records allow, judge the claims, write the report.
 
-    Args:
-        results: folder of the records; existing ones are not made again.
-        out: folder for the report and `figures/`; None for the project's own places.
+    Existing records are not made again; `out` is for the report and `figures/`, None for the project's own places.
     """
     folder = OUT if out is None else out / "figures"
     progress = _Progress()

@@ -56,12 +56,7 @@ def can_fork() -> bool:
 
 
 def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> Forked:
-    """Run `python -m rpbench` in a fork that ends with this process, even if this is killed.
-
-    Args:
-        folder: the working directory.
-        out, err: files for its output.
-    """
+    """Run `python -m rpbench` in a folder, in a fork that ends with this process, even if this is killed."""
     import rpbench.sweep.multirun  # noqa: F401  # before the fork, so that no fork has to
 
     copy = Forked(arguments, folder, out, err)
@@ -163,9 +158,7 @@ def run_sweeps(
 ) -> list[Failure]:
     """Run the incomplete sweeps, those that measure time one by one at the end; returns the failed ones.
 
-    Args:
-        say: called with a line for people whenever a sweep ends.
-        tick: called with the progress several times a second.
+    `say` is called with a line for people whenever a sweep ends, `tick` with the progress several times a second.
     """
     (results / LOGS).mkdir(parents=True, exist_ok=True)
     known = [sweep for sweep in sweeps if is_complete(results, sweep, lambda run_id: _stands(results / run_id))]

@@ -26,11 +26,9 @@ _FALSE = ("", "0", "f", "false", "n", "no", "off")
 
 
 def uv_settings(config: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make uv look for packages where pip does.
+    """Variables that make uv look for packages where pip does; those set in the environment are not changed.
 
-    Args:
-        config: lines of `pip config list`, such as `global.index-url='https://example.org/simple'`.
-        environment: variables that are already set; they are not changed.
+    The lines of `pip config list` are such as `global.index-url='https://example.org/simple'`.
     """
     pairs = [line.partition("=")[::2] for line in config]
     options = {

@@ -40,30 +40,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure or a table of the report, under one heading.
-
-    Args:
-        caption: what the exhibit shows and how it is known.
-        evidence: kinds of evidence in it (published, derived, simulated, predicted, emulated, measured).
-        command: the command line that makes its records.
-        draw: makes the figure; None for a table.
-        drawings: further figures by file stem.
-        drawn_from: the run behind each further figure that is its timeline.
-        table: the numbers, also of a figure.
-        run_ids: records behind it; by default those of the table.
-        id: file stem and anchor, such as `figure17`.
-    """
+    """A figure or a table of the report, under one heading."""
 
     title: str
-    caption: str
-    evidence: tuple[str, ...]
-    command: str
-    draw: Callable[[], Figure] | None = None
-    drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    caption: str  # what the exhibit shows and how it is known
+    evidence: tuple[str, ...]  # kinds of evidence in it (published, derived, simulated, predicted, emulated, measured)
+    command: str  # the command line that makes its records
+    draw: Callable[[], Figure] | None = None  # makes the figure; None for a table
+    drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)  # further figures by file stem
+    # the run behind each further figure that is its timeline
     drawn_from: Mapping[str, str] = field(default_factory=dict)
-    table: Table | None = None
-    run_ids: Sequence[str] = field(default=())
-    id: str = ""
+    table: Table | None = None  # the numbers, also of a figure
+    run_ids: Sequence[str] = field(default=())  # records behind it; by default those of the table
+    id: str = ""  # file stem and anchor, such as `figure17`
     question: str = ""
 
     @property
@@ -115,26 +104,20 @@ LISTED: dict[str, Maker] = {}
 
 
 class Shown(NamedTuple):
-    """The part of an `Exhibit` that comes from the records; the rest is in `exhibits.yaml`.
-
-    Args:
-        words: values for the braces in title and caption, besides `style.BUBBLES`.
-        evidence: only where it depends on the records.
-    """
+    """The part of an `Exhibit` that comes from the records; the rest is in `exhibits.yaml`."""
 
     table: Table | None = None
     draw: Callable[[], Figure] | None = None
     drawings: Mapping[str, Callable[[], Figure]] = {}
     drawn_from: Mapping[str, str] = {}
-    words: Mapping[str, Any] = {}
-    evidence: tuple[str, ...] = ()
+    words: Mapping[str, Any] = {}  # values for the braces in title and caption, besides `style.BUBBLES`
+    evidence: tuple[str, ...] = ()  # only where it depends on the records
 
 
 def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker]:
     """Register an exhibit; the decorated function makes its `Shown` from records, or raises MissingRuns.
 
-    Raises:
-        ValueError: if another exhibit has this identity, or `exhibits.yaml` does not declare it.
+    ValueError if another exhibit has this identity, or `exhibits.yaml` does not declare it.
     """
     if identity in LISTED:
         raise ValueError(f"two exhibits are called {identity}; an identity belongs to one")
@@ -167,12 +150,9 @@ def exhibit_of(
     draw: Callable[[Any], Figure] | None = None,
     **words: Any,
 ) -> Maker:
-    """An exhibit with a table and a figure of one set of numbers.
+    """An exhibit with a table (by default the `declared_table`) and a figure of one frame or list of rows, `numbers`.
 
-    Args:
-        numbers: makes a frame or rows from records.
-        tabulate: makes the table from the numbers; `declared_table` by default.
-        words: of the caption, or functions that make them from the numbers; `answer` answers the exhibit's question.
+    `words` of the caption may be functions that make them from the numbers; `answer` answers the exhibit's question.
     """
 
     def find(experiments: Experiments) -> Shown:
@@ -194,7 +174,7 @@ def label(text: str) -> Cell:
 
 def ours(value: Any, form: str, runs: str | Iterable[str]) -> Cell:
     """A number from records in a format such as `.2f`, or a dash."""
-    if _absent(value):
+    if pd.isna(value):
         return NOTHING
     return Cell(value, format(value, form), (runs,) if isinstance(runs, str) else tuple(runs))
 
@@ -211,7 +191,7 @@ def ranged(spread: tuple[float, float, float], form: str, runs: Iterable[str]) -
 
 def theirs(value: Any, form: str, source: str) -> Cell:
     """A published number, or one computed from published numbers alone; a dash without one."""
-    return NOTHING if _absent(value) else Cell(value, format(value, form), source=source)
+    return NOTHING if pd.isna(value) else Cell(value, format(value, form), source=source)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
@@ -226,14 +206,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
 def by_schedule(
     over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
 ) -> Callable[[pd.DataFrame], Table]:
-    """A function that tabulates data with one row for each schedule and swept value.
+    """A function that makes a table with one row for each schedule, and columns for each value of the column `over`.
 
-    Its tables have one row for each schedule, and for every swept value a column of each number.
-
-    Args:
-        over: the column of the swept value.
-        numbers: column -> its heading, which takes the value, and the format of its cells.
-        schedules: the order of the rows; by default that of the data.
+    `numbers` are columns with their headings, which take the value, and formats. The rows are in the order of
+    `schedules`, by default that of the data.
     """
 
     def tabulate(data: pd.DataFrame) -> Table:
@@ -253,17 +229,9 @@ def by_schedule(
 
 def short_cut(partition: str) -> str:
     """A partition by its run lengths: `1-1-1-2|1-4*` becomes `1×3-2|1-4*`."""
-    return "|".join(map(_run_lengths, partition.split("|")))
+    runs = [[(count, len(list(same))) for count, same in groupby(cut.split("-"))] for cut in partition.split("|")]
+    return "|".join("-".join(count if times == 1 else f"{count}×{times}" for count, times in cut) for cut in runs)
 
 
 def cut_of(row: Mapping[str, Any]) -> Cell:
     return Cell(row["partition_layers"], short_cut(row["partition_layers"]), (row["run_id"],))
-
-
-def _run_lengths(counts: str) -> str:
-    groups = ((count, len(list(same))) for count, same in groupby(counts.split("-")))
-    return "-".join(count if times == 1 else f"{count}×{times}" for count, times in groups)
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value != value  # NaN is not itself

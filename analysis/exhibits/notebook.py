@@ -58,12 +58,7 @@ def bubble_of_calls(model: str, num_microbatches: int, guess_percent: float | No
 
 
 def better_cut(cut: str | None, known: pd.DataFrame, model: str, schedule: str) -> Verdict:
-    """Is a step with this cut shorter than with the published one?
-
-    Args:
-        cut: layers of each stage, such as `4-4-4-4-4-4-4-4`.
-        known: `tuning.numbers`.
-    """
+    """Is a step with this cut, such as `4-4-4-4-4-4-4-4`, shorter than with the published one of `tuning.numbers`?"""
     if cut is None:
         return OPEN
     try:

@@ -6,7 +6,7 @@ evidence are equal. Runs that differ only in their seed are repeats.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -40,29 +40,33 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run; `best` is min or max."""
+    """A number of a run, by the field of its record; `best` is min or max."""
 
     name: str
-    read: Callable[[Row], float | None]
+    field: str
     form: str
+    factor: float = 1.0  # from the unit of the record
     best: Callable[..., float] = min
+    times_in: Clock | None = None  # the number of records with times in this unit alone
+
+    def read(self, row: Row) -> float | None:
+        """The number, or the largest of a list; None for no number."""
+        value = row.get(self.field)
+        if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
+            value = max(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            return None
+        return self.factor * value if self.times_in in (None, clock(row)) else None
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One choice of a sweep at one size.
+    """One choice of a sweep at one size."""
 
-    Args:
-        names: its values of the choices that differ.
-        work: empty for a cell without a record.
-        rows: its repeats, or one failed record.
-        state: how it ended, and why.
-    """
-
-    names: tuple[str, ...]
-    work: Work
-    rows: tuple[Row, ...]
-    state: str
+    names: tuple[str, ...]  # its values of the choices that differ
+    work: Work  # empty for a cell without a record
+    rows: tuple[Row, ...]  # its repeats, or one failed record
+    state: str  # how it ended, and why
 
     @property
     def is_ok(self) -> bool:
@@ -73,9 +77,6 @@ class Contender:
         """The numbers of the repeats that have one."""
         found = (measure.read(row) for row in self.rows if _is_ok(row))
         return [value for value in found if value is not None]
-
-
-# --- contenders ------------------------------------------------------------------------------------------------
 
 
 def what_differs(cells: Sequence[manifests.Cell]) -> tuple[list[str], dict[str, str]]:
@@ -157,9 +158,6 @@ def _said(name: str, value: str) -> str:
     return f"{amount} {name.removesuffix('s') if value == '1' else name}"
 
 
-# --- the best of equal work ------------------------------------------------------------------------------------
-
-
 def best_of(measure: Measure, contenders: Sequence[Contender]) -> list[Contender]:
     """The contender with the best median, and all whose ranges overlap with its range; empty for fewer than two."""
     held = [(each, values) for each in contenders if (values := each.values(measure))]
@@ -175,44 +173,24 @@ def _meet(some: Sequence[float], others: Sequence[float]) -> bool:
     return min(some) <= max(others) + slack and min(others) <= max(some) + slack
 
 
-def number_of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
-    """A function that reads a field of a record in another unit; the largest of a list, None for no number."""
-
-    def read(row: Row) -> float | None:
-        value = row.get(key)
-        if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
-            value = max(value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            return None
-        return factor * value
-
-    return read
-
-
-def makespan_in(unit: Clock) -> Callable[[Row], float | None]:
-    """A function that reads the makespan of records with times in this unit."""
-    read = number_of("makespan_s")
-    return lambda row: read(row) if clock(row) == unit else None
-
-
 _MOST_BARS = 60
 _MOST_TOLD = 6  # works whose winners are named one by one
 _MOST_VALUES = 4  # of a choice in a title
 _BEST = " ★"  # marks the best number of equal work
 
 _MEASURES = (
-    Measure("tokens/s", number_of("tokens_per_s"), ",.0f", max),
-    Measure("times as long as ours", number_of("over_own"), ".3f"),
-    Measure("makespan (s)", makespan_in("seconds"), ".4g"),
-    Measure("makespan (slots)", makespan_in("slots"), ",.0f"),
-    Measure("bubble (%)", number_of("bubble_makespan", 100), ".2f"),
-    Measure("fullest device (GB)", number_of("peak_memory_bytes", 1e-9), ".3g"),
-    Measure("its own peak (GB)", number_of("accelerator_peak_memory_bytes", 1e-9), ".3g"),
-    Measure("gradients apart", number_of("device_grad_max_rel_diff"), ".2g"),
-    Measure("host memory (GB)", number_of("host_memory_bytes", 1e-9), ".3g"),
-    Measure("exposed hops (s)", number_of("comm_exposed_s"), ".3g"),
-    Measure("steps late", number_of("staleness_steps"), ".0f"),
-    Measure("loss", number_of("loss"), ".4f"),
+    Measure("tokens/s", "tokens_per_s", ",.0f", best=max),
+    Measure("times as long as ours", "over_own", ".3f"),
+    Measure("makespan (s)", "makespan_s", ".4g", times_in="seconds"),
+    Measure("makespan (slots)", "makespan_s", ",.0f", times_in="slots"),
+    Measure("bubble (%)", "bubble_makespan", ".2f", 100),
+    Measure("fullest device (GB)", "peak_memory_bytes", ".3g", 1e-9),
+    Measure("its own peak (GB)", "accelerator_peak_memory_bytes", ".3g", 1e-9),
+    Measure("gradients apart", "device_grad_max_rel_diff", ".2g"),
+    Measure("host memory (GB)", "host_memory_bytes", ".3g", 1e-9),
+    Measure("exposed hops (s)", "comm_exposed_s", ".3g"),
+    Measure("steps late", "staleness_steps", ".0f"),
+    Measure("loss", "loss", ".4f"),
 )
 
 
@@ -226,6 +204,8 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
     running = [line for line in lines if line.is_ok]
     measures = [each for each in _MEASURES if any(line.values(each) for line in running)]
     works = works_told(running)
+    chosen = [head for head in heads if head.partition(".")[0] not in SIZES] or heads[:1]
+    what = " and ".join(chosen).replace("schedule_file", "schedule")
     return Exhibit(
         id=f"sweep_{manifest.name}",
         title=_title(manifest, keys),
@@ -235,11 +215,8 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
         draw=partial(_draw, running, measures[0], heads) if measures and 0 < len(running) <= _MOST_BARS else None,
         table=_tabulate(heads, measures, lines),
         run_ids=tuple(run for cell in manifest.cells for run in cell.run_ids if run in by_id),
-        question=_question(heads, works),
+        question=f"Which {what} is fastest{' at which size' if len(works) > 1 else ''}?",
     )
-
-
-# --- what was swept --------------------------------------------------------------------------------------------
 
 
 def _title(manifest: Manifest, keys: Sequence[str]) -> str:
@@ -252,12 +229,6 @@ def _title(manifest: Manifest, keys: Sequence[str]) -> str:
         told.append(shown if key in ("schedule", "schedule_file") else f"{key} {shown}")
     swept = "; ".join(told) or "one run"
     return f"{manifest.experiment}: {swept}" if manifest.experiment else swept
-
-
-def _question(heads: Sequence[str], works: Mapping[Work, str]) -> str:
-    chosen = [head for head in heads if head.partition(".")[0] not in SIZES] or list(heads[:1])
-    what = " and ".join(chosen).replace("schedule_file", "schedule")
-    return f"Which {what} is fastest at which size?" if len(works) > 1 else f"Which {what} is fastest?"
 
 
 def _caption(
@@ -308,9 +279,6 @@ def _of_choice(line: Contender, peers: Sequence[Contender]) -> tuple[str, ...]:
     return tuple(differ) or line.names
 
 
-# --- table and drawing -----------------------------------------------------------------------------------------
-
-
 def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence[Contender]) -> Table:
     starred = {(each.name, id(line)) for each in measures for line in _starred(each, lines)}
     rows = []
@@ -320,11 +288,11 @@ def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence
     return table((*heads, *(each.name for each in measures), "how it ended"), rows)
 
 
-def _starred(measure: Measure, lines: Sequence[Contender]) -> list[Contender]:
+def _starred(measure: Measure, lines: Sequence[Contender]) -> Iterator[Contender]:
     """The best contenders of each work, unless all are equally good."""
-    groups = grouped((line for line in lines if line.values(measure)), attrgetter("work"))
-    found = [(best_of(measure, group), group) for group in groups.values()]
-    return [line for best, group in found if len(best) < len(group) for line in best]
+    for group in grouped((line for line in lines if line.values(measure)), attrgetter("work")).values():
+        best = best_of(measure, group)
+        yield from best if len(best) < len(group) else ()
 
 
 def _cell(measure: Measure, line: Contender, starred: bool) -> Cell:

@@ -43,8 +43,7 @@ def looks(name: str) -> dict[str, Look]:
 
 def names(table: str) -> dict[str, str]:
     """A table of names in `style.yaml`, in the order in which they are shown."""
-    found: dict[str, str] = _FILE[table]
-    return found
+    return dict(_FILE[table])
 
 
 def _look(name: str, colour: str, marker: str) -> Look:

@@ -43,7 +43,9 @@ def explained(pair: Pair) -> Explanation:
 
 
 def rows() -> Iterator[Row]:
-    known = _held_out()
+    # ln(measured / predicted without the row's group) of given rows, by `NAME:ROW`
+    held_out = {row["id"].replace("/", ":"): row for row in tables.read("clusters_holdout")}
+    known = {name: log(float(row["step_time_s"]) / float(row["predicted_s"])) for name, row in held_out.items()}
     for pair in pairs():
         found = explained(pair)
         besides = found.total - found.parts.get("shape", 0.0)
@@ -92,12 +94,6 @@ def _sides(table: str) -> Iterator[Side]:
 def _share(found: Explanation) -> float:
     assert found.unexplained is not None  # the numbers differ
     return found.unexplained
-
-
-def _held_out() -> dict[str, float]:
-    """ln(measured / predicted without the row's group) of given rows, by `NAME:ROW`."""
-    found = {row["id"].replace("/", ":"): row for row in tables.read("clusters_holdout")}
-    return {name: log(float(row["step_time_s"]) / float(row["predicted_s"])) for name, row in found.items()}
 
 
 def fitted() -> set[str]:

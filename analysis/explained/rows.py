@@ -20,12 +20,9 @@ from rpbench.explain.side import Number, Rate, Side, counted_flops
 from rpbench.registry import unknown_name
 
 SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
+NAMES = [*SYSTEM_TABLES, *SETS]
 # Tables that print a rate -> how they count FLOPs (`rpbench.explain.side.CONVENTIONS`).
 RATES = {"llm_foundry_fsdp": "palm", "bloom_a100_topologies": "megatron_recompute"}
-
-
-def names() -> list[str]:
-    return [*SYSTEM_TABLES, *SETS]
 
 
 def row_names(name: str) -> list[str]:
@@ -38,11 +35,19 @@ def row_names(name: str) -> list[str]:
 def side_of(word: str) -> Side:
     """The side of `TABLE:ROW`; ConfigError if there is no such row, or it has no time or no model."""
     name, _, row = word.partition(":")
-    if name not in names():
-        raise ConfigError(f"table={word}: {unknown_name('table', name, names())}")
+    if name not in NAMES:
+        raise ConfigError(f"table={word}: {unknown_name('table', name, NAMES)}")
     if name in SYSTEM_TABLES:
         return _of_system(name, row)
-    return _of_job(case_of_row(name, row))
+    case = case_of_row(name, row)
+    job, notes = case.modelled, (case.note,) if case.note else ()
+    slower = job.software.constants["session"] if case.early else 1.0
+    side = side_of_job(job, case.measured_s / case.repeats, case.id.replace("/", ":"), slower=slower, notes=notes)
+    if case.set_name in RATES:
+        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name])
+        side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
+    source = f"analysis/published/measured/{case.set_name}.csv, whose README names source and licence"
+    return replace(side, notes=(*side.notes, source))
 
 
 def case_of_row(name: str, row: str) -> Case:
@@ -61,18 +66,6 @@ def case_of_row(name: str, row: str) -> Case:
         why = "it ran out of memory" if case.verdict == "oom" else "it prints no time"
         raise ConfigError(f"table={name}:{row} has no pace to explain: {why}; take another row")
     return case
-
-
-def _of_job(case: Case) -> Side:
-    job, notes = case.modelled, (case.note,) if case.note else ()
-    slower = job.software.constants["session"] if case.early else 1.0
-    name, seconds = case.id.replace("/", ":"), case.measured_s / case.repeats
-    side = side_of_job(job, seconds, name, slower=slower, notes=notes)
-    if case.set_name in RATES:
-        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name])
-        side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
-    source = f"analysis/published/measured/{case.set_name}.csv, whose README names source and licence"
-    return replace(side, notes=(*side.notes, source))
 
 
 def _of_system(table: str, row: str) -> Side:
@@ -99,9 +92,7 @@ def _key(table: str, row: Row) -> tuple[str, ...]:
 def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Side:
     """A typed number of a run that differs from a row's by some settings.
 
-    Raises:
-        ConfigError: as of `side_of`, and for a setting that a row cannot take.
-        ValueError: for a rate without a peak.
+    ConfigError as of `side_of`, and for a setting that a row cannot take; ValueError for a rate without a peak.
     """
     name, _, row = word.partition(":")
     words = " ".join(f"{key}={value}" for key, value in settings.items())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from analysis.claims import all_claims
 from analysis.driver.sweeps import ROOT, experiments
-from analysis.mutate.check import KINDS, ORIGIN, Draw, Outcome, check, mutants, of_statements, sampled
+from analysis.mutate.check import KINDS, ORIGIN, Draw, check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records.manifest import manifest_names, no_sweep_in
 
@@ -42,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.results}: no sweep of this code to falsify; run ./reproduce.sh first", file=sys.stderr)
         return 1
     outcome = check(found, all_claims(), chosen)
-    _tell(outcome)
+    print(f"{outcome}; {len(outcome.survivors)} survive", file=sys.stderr)
+    held = (mutant for mutant in outcome.survivors if mutant.kind != ORIGIN)
+    counts = Counter((mutant.experiment, mutant.field, mutant.what) for mutant in held)
+    for (experiment, field, what), number in counts.most_common(_SHOWN):
+        print(f"  {experiment}: {field} {what}, {number} of its records", file=sys.stderr)
     names = {"mutants": "num_mutants", "seen": "seen", "without_accepted_values": "seen_otherwise"}
     counted = {kind: {key: getattr(outcome.of(kind), name) for key, name in names.items()} for kind in KINDS}
     print(json.dumps(counted))
@@ -56,14 +60,6 @@ def _drawn(found: Experiments, names: Iterable[str]) -> Iterator[tuple[str, Draw
         except MissingRuns as lack:
             print(f"left out: {lack}", file=sys.stderr)
     yield from of_statements()
-
-
-def _tell(outcome: Outcome) -> None:
-    held = (mutant for mutant in outcome.survivors if mutant.kind != ORIGIN)
-    counts = Counter((mutant.experiment, mutant.field, mutant.what) for mutant in held)
-    print(f"{outcome}; {len(outcome.survivors)} survive", file=sys.stderr)
-    for (experiment, field, what), number in counts.most_common(_SHOWN):
-        print(f"  {experiment}: {field} {what}, {number} of its records", file=sys.stderr)
 
 
 if __name__ == "__main__":

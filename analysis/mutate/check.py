@@ -42,24 +42,14 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One falsified value.
-
-    Args:
-        kind: one of `KINDS`.
-        field: its dotted name.
-        what: what was done to it.
-        rows: the falsified records by run id; None for a missing one.
-        cell: the falsified cell of the manifest.
-        line: the falsified row of the table of accepted values.
-    """
-
     experiment: str
-    kind: str
-    field: str
-    what: str
+    kind: str  # one of `KINDS`
+    field: str  # its dotted name
+    what: str  # what was done to it
+    # the falsified records by run id; None for a missing one
     rows: Mapping[str, Record | None] = dataclasses.field(default_factory=dict)
-    cell: Cell | None = None
-    line: Mapping[str, str] | None = None
+    cell: Cell | None = None  # the falsified cell of the manifest
+    line: Mapping[str, str] | None = None  # the falsified row of the table of accepted values
 
     def __str__(self) -> str:
         of = f" ({', '.join(self.rows)})" if self.rows else ""
@@ -105,9 +95,6 @@ def sampled(found: Iterable[tuple[str, Draw]], number: int, seed: int) -> list[M
     return [draw() for draws in kept.values() for draw in draws]
 
 
-# --- records ---------------------------------------------------------------------------------------------------
-
-
 def _kind(path: Path) -> str:
     if path[0] in record.PASSING or path == ("choices", "tracker"):
         return ORIGIN
@@ -115,7 +102,6 @@ def _kind(path: Path) -> str:
 
 
 def _leaves(row: Record) -> Iterator[tuple[Path, Any]]:
-    """The path and value of every leaf of a record."""
     return identity.leaves({key: value for key, value in row.items() if key not in _NAMES})
 
 
@@ -183,9 +169,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-# --- manifests and tables --------------------------------------------------------------------------------------
-
-
 def _cells(experiment: str, cell: Cell, others: Sequence[Cell]) -> Iterator[tuple[str, Draw]]:
     """Mutants of a manifest: a cell is still planned, has another choice, or another cell's record."""
     mutant = partial(Mutant, experiment, MANIFEST)
@@ -202,7 +185,6 @@ def _cells(experiment: str, cell: Cell, others: Sequence[Cell]) -> Iterator[tupl
 
 
 def _lines(table: str, line: Mapping[str, str]) -> Iterator[tuple[str, Draw]]:
-    """Mutants of a row of a table."""
     for name, text in line.items():
         if text and name != "claim":
             for what, other in _other_texts(text):
@@ -276,8 +258,6 @@ def is_acceptance(claim: Claim) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Falsified(Experiments):
-    """Experiments with some falsified records."""
-
     true: Experiments
     changed: Mapping[str, Record | None]
 
@@ -290,7 +270,13 @@ class _Judged:
     def __init__(self, experiments: Experiments, claims: Sequence[Claim]) -> None:
         self._experiments = experiments
         self._green = {claim.id: claim for claim in claims if not judge(claim, experiments).red}
-        self._resting = _by_record(experiments, list(self._green.values()))
+        # The claims that use each record, those with the fewest records first because they are judged fastest.
+        self._resting: dict[str, list[Claim]] = {}
+        for claim in sorted(self._green.values(), key=lambda claim: len(claim.needs)):
+            for need in claim.needs:
+                with suppress(MissingRuns):
+                    if row := experiments.find(need.experiment, need.choices, need.contender):
+                        self._resting.setdefault(row["run_id"], []).append(claim)
 
     def fate(self, mutant: Mutant) -> Fate:
         if mutant.line is not None:
@@ -338,17 +324,6 @@ class _Judged:
         cells = self._experiments.cells_of(mutant.experiment)
         cell = next(cell for cell in cells if run_id in cell.run_ids)
         return identity.problem(forged, mutant.experiment, cell, (forged["digest"],)) is not None
-
-
-def _by_record(experiments: Experiments, claims: Sequence[Claim]) -> dict[str, list[Claim]]:
-    """The claims that use each record, those with the fewest records first because they are judged fastest."""
-    found: dict[str, list[Claim]] = {}
-    for claim in sorted(claims, key=lambda claim: len(claim.needs)):
-        for need in claim.needs:
-            with suppress(MissingRuns):
-                if row := experiments.find(need.experiment, need.choices, need.contender):
-                    found.setdefault(row["run_id"], []).append(claim)
-    return found
 
 
 def check(experiments: Experiments, claims: Sequence[Claim], mutants: Iterable[Mutant]) -> Outcome:

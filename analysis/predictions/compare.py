@@ -25,7 +25,7 @@ KNOWN = "8x_rtx4090"  # the machine with timed layers, whose measurements were k
 
 
 @cache
-def declared_basis(cluster: str) -> Basis:
+def declared_basis(cluster: str = KNOWN) -> Basis:
     return basis_of(machine(cluster), load(["cost=analytic"]).cost)
 
 
@@ -35,13 +35,11 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
     shape = architecture(model)
     memory = basis["device_memory_bytes"]
     settings = published_settings(system, machine(cluster).published_name, shape.published_name, memory)
-    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(KNOWN))
+    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis())
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a published table."""
-
     table: str  # throughput or max_seq_len
     system: str
     model: str
@@ -54,7 +52,6 @@ class Cell:
 
 
 def cell_of(key: str) -> Cell:
-    """The cell with a key."""
     table, system, platform, published = key.split("/")
     cluster = next(name for name, known in PLATFORMS.items() if known == platform)
     return Cell(table, system, OUR_MODELS[published], cluster)
@@ -106,7 +103,6 @@ def log_error(cell: Cell, basis: Basis) -> float:
 
 
 def with_values(basis: Basis, values: dict[str, float]) -> Basis:
-    """The same constants with some new values."""
     return replace(basis, values={**basis.values, **values}, read=set())
 
 
@@ -118,11 +114,6 @@ def throughput_cells(*clusters: str) -> list[Cell]:
         for system in SYSTEMS
         for model in PUBLISHED_MODELS
     ]
-
-
-def declared() -> Basis:
-    """The declared constants on the known machine."""
-    return declared_basis(KNOWN)
 
 
 LIMIT, LEAST_EFFECT = 0.15, 0.05  # error of a miss; sensitivity of a constant that may explain it
@@ -185,7 +176,6 @@ def miss_rows(cells: list[Cell]) -> list[dict[str, str]]:
 
 
 def misses_text(cells: list[Cell]) -> str:
-    """Every miss with its terms and its three most plausible levers."""
     lines = []
     for miss in filter(None, map(explain, cells)):
         terms = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in miss.terms.items() if seconds)

@@ -8,7 +8,7 @@ left out.
 A fit makes the sum of the cells' logarithmic errors, weighted by their sensitivity to the constant, 0.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import copysign, exp, inf, log, sqrt
@@ -26,7 +26,7 @@ from rpbench.cost.published import published_times, published_tokens_per_microba
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.workload.architecture import Architecture, architecture
+from rpbench.workload.architecture import architecture
 from rpbench.yaml_file import read_keys
 
 # In the order of their fits, which use earlier ones.
@@ -38,27 +38,19 @@ _RANGE, _HALVINGS = 4.0, 12
 
 def corrections(basis: Basis) -> dict[str, float]:
     """Measured over counted time of every model's parts, and the extra bytes of layers with experts."""
-    expert_bytes = {"expert_bytes": 0.0, "stacked_expert_bytes": 0.0}
-    plain = compare.with_values(
-        basis, {name: 1.0 for name in basis.values if name.endswith("_correction")} | expert_bytes
-    )
+    none = {name: 1.0 for name in basis.values if name.endswith("_correction")}
+    plain = compare.with_values(basis, none | {"expert_bytes": 0.0, "stacked_expert_bytes": 0.0})
     found: dict[str, float] = {}
-    for name in PUBLISHED_MODELS:
-        found |= _corrections_of(architecture(name), plain)
-    return found
-
-
-def _corrections_of(model: Architecture, plain: Basis) -> dict[str, float]:
-    published = model.published_name or ""
-    times = published_times(published)
-    measured = _parts(times, 1 / times.units_per_second)
-    counted = _parts(times_of(setting_of(model, published_tokens_per_microbatch(published), plain)), 1.0)
-    found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
-    if model.experts is not None:
-        del found[correction_name(published, "backward")]
-        rate = plain.memory_rate
-        name = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
-        found[name] = (measured["backward"] - counted["backward"]) * rate / model.layer_parameters
+    for name, published in PUBLISHED_MODELS.items():
+        model, times = architecture(name), published_times(published)
+        measured = _parts(times, 1 / times.units_per_second)
+        counted = _parts(times_of(setting_of(model, published_tokens_per_microbatch(published), plain)), 1.0)
+        found |= {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
+        if model.experts is not None:
+            del found[correction_name(published, "backward")]
+            extra_s = measured["backward"] - counted["backward"]
+            kind = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
+            found[kind] = extra_s * plain.memory_rate / model.layer_parameters
     return found
 
 
@@ -117,7 +109,7 @@ def fitted(basis: Basis, names: Iterable[str] = FITTED) -> dict[str, float]:
 
 def refit_text() -> str:
     """A line for each constant with its declared and refitted value."""
-    basis = compare.declared()
+    basis = compare.declared_basis()
     lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
     other = compare.declared_basis("8x_a800")
     for found, of in (({**corrections(basis), **fitted(basis)}, basis), (fitted(other, FITTED_THERE), other)):
@@ -244,70 +236,46 @@ def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
 def expert_rows() -> list[dict[str, str]]:
     """RoundPipe's errors on models with experts; an expert's launches are fitted on the other one or at their prior."""
     (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == ("expert_pass_s", compare.KNOWN))
-    found = []
+    found, basis = [], compare.declared_basis()
     for model in EXPERTS:
         kept = tuple(cell for cell in known.cells if cell.model != model)
-        value = _fitted(known, kept, tuple(sorted(compare.declared().values.items()))) if kept else None
-        off = compare.error(
-            compare.Cell("throughput", "roundpipe", model),
-            compare.with_values(compare.declared(), {known.name: value or known.prior}),
-        )
+        value = _fitted(known, kept, tuple(sorted(basis.values.items()))) if kept else None
+        varied = compare.with_values(basis, {known.name: value or known.prior})
+        off = compare.error(compare.Cell("throughput", "roundpipe", model), varied)
         found.append({"constant": known.name, "model": model, "error": f"{off:.4f}"})
     return found
 
 
-class Held(NamedTuple):
-    """A cell that was left out: its error, and the ends of its interval over the prediction."""
+def rows(cells: Sequence[compare.Cell]) -> list[dict[str, str]]:
+    """A row for each cell and axis."""
+    groups = dict.fromkeys((axis, getattr(cell, axis)) for axis in ("model", "system", "cluster") for cell in cells)
+    groups.pop(("cluster", compare.KNOWN), None)
+    return [row for axis, name in groups for row in _rows_without(axis, name, cells)]
 
-    error: float
-    low: float
-    high: float
 
-
-def errors_without(
-    axis: str, name: str, cells: Sequence[compare.Cell]
-) -> tuple[dict[compare.Cell, Held], tuple[str, ...]]:
-    """Errors of the cells of one `model`, `system` or `cluster` in fits without them; the constants at their priors."""
+def _rows_without(axis: str, name: str, cells: Sequence[compare.Cell]) -> Iterator[dict[str, str]]:
+    """The cells of one `model`, `system` or `cluster`, predicted by fits without them."""
     left = without(lambda cell: getattr(cell, axis) == name, name if axis == "model" else "")
-    found = {}
     for cell in cells:
         _, known = compare.published_value(cell)
         if getattr(cell, axis) != name or known is None:
             continue
         said = compare.predicted(cell, left.bases[cell.cluster], with_interval=True)
         if said.tokens_per_s and said.low and said.high:
-            ends = said.low / said.tokens_per_s, said.high / said.tokens_per_s
-            found[cell] = Held(said.tokens_per_s / known - 1, *ends)
-    return found, left.untold
-
-
-def rows(cells: Sequence[compare.Cell]) -> list[dict[str, str]]:
-    """A row for each cell and axis."""
-    found = []
-    for axis in ("model", "system", "cluster"):
-        for name in dict.fromkeys(getattr(cell, axis) for cell in cells):
-            if (axis, name) == ("cluster", compare.KNOWN):
-                continue
-            errors, untold = errors_without(axis, name, cells)
-            for cell, held in errors.items():
-                found.append(
-                    {
-                        "held_out": "platform" if axis == "cluster" else axis,
-                        "name": name,
-                        "system": cell.system,
-                        "model": cell.model,
-                        "platform": compare.PLATFORMS[cell.cluster],
-                        "error": f"{held.error:.4f}",
-                        "low_ratio": f"{held.low:.4f}",
-                        "high_ratio": f"{held.high:.4f}",
-                        "kept_constants": ", ".join(untold),
-                    }
-                )
-    return found
+            yield {
+                "held_out": "platform" if axis == "cluster" else axis,
+                "name": name,
+                "system": cell.system,
+                "model": cell.model,
+                "platform": compare.PLATFORMS[cell.cluster],
+                "error": f"{said.tokens_per_s / known - 1:.4f}",
+                "low_ratio": f"{said.low / said.tokens_per_s:.4f}",
+                "high_ratio": f"{said.high / said.tokens_per_s:.4f}",
+                "kept_constants": ", ".join(left.untold),
+            }
 
 
 def text(cells: Sequence[compare.Cell]) -> str:
-    """Errors without each model, each system, and the other platform."""
     lines = ["everything fitted without the model, system or platform; errors of its own cells"]
     made = rows(cells)
     for axis, name in dict.fromkeys((row["held_out"], row["name"]) for row in made):

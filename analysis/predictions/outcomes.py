@@ -33,24 +33,18 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The prediction and the measurement of a cell.
+    """The prediction and the measurement of a cell."""
 
-    Args:
-        table: `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`.
-        key: number of devices or tokens of a sequence, where these identify the cell.
-        predicted, low, high: value and interval.
-        measured: None if the run failed.
-        said, came: predicted and measured status.
-    """
-
-    table: str
+    table: str  # `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`
     system: str
     model: str
-    key: str
+    key: str  # number of devices or tokens of a sequence, where these identify the cell
+    # predicted, low, high: value and interval
     predicted: float | None
     low: float | None
     high: float | None
-    measured: float | None
+    measured: float | None  # None if the run failed
+    # said, came: predicted and measured status
     said: str
     came: str
 
@@ -79,25 +73,11 @@ def _of_table(folder: Path, table: str) -> Iterable[Outcome]:
         if "README" in row["source"]:  # another source of the same run
             continue
         found = said[tuple(row[name] for name in names)]
-        yield Outcome(
-            table,
-            row["system"],
-            row["model"],
-            row.get("seq_len_tokens") or row.get("num_gpus") or "",
-            _number(found[ours]),
-            _number(found[f"{ours}_low"]),
-            _number(found[f"{ours}_high"]),
-            _number(row[theirs]),
-            found["status"],
-            row["status"],
-        )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
-
-
-# --- the score -----------------------------------------------------------------------------------------------
+        texts = (found[ours], found[f"{ours}_low"], found[f"{ours}_high"], row[theirs])
+        value, low, high, measured = (float(text) if text else None for text in texts)
+        key = row.get("seq_len_tokens") or row.get("num_gpus") or ""
+        status = found["status"], row["status"]
+        yield Outcome(table, row["system"], row["model"], key, value, low, high, measured, *status)
 
 
 class Group(NamedTuple):

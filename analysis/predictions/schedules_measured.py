@@ -10,7 +10,6 @@ device: state, activations of the chunks in flight, logits.
 `schedules_measured.yaml` has the assumptions on each group: sizes, microbatches, bytes of state.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,34 +37,25 @@ ORDERS = {"zbb": "interleaved_zb", "zero_bubble (zb1p)": "zb_h1", "zb_2p": "zb_h
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that are compared with each other, and assumptions on them.
+    """Rows that are compared with each other, and assumptions on them."""
 
-    Args:
-        first, last: numbers of the rows.
-        num_ranks: pipeline ranks.
-        num_microbatches, microbatch_sequences: of a step.
-        tflops, link_gb_per_s: of a device, and of its link to the next rank (vendor figures).
-        state_bytes: for a parameter on a device, with master weights and optimizer.
-        shards: devices that share a stage's matrices (tensor parallelism).
-        expert_shards: devices that share its experts.
-        chunks: of looped orders if the row does not say.
-        kept: fraction of the activations that is kept; recomputing the rest takes no time.
-        orders: names of rows -> (order, ranks, microbatches), where they differ within the group.
-    """
-
+    # first, last: numbers of the rows
     first: int
     last: int
     model: Architecture
-    num_ranks: int
+    num_ranks: int  # pipeline ranks
+    # num_microbatches, microbatch_sequences: of a step
     num_microbatches: int
     microbatch_sequences: int
+    # tflops, link_gb_per_s: of a device, and of its link to the next rank (vendor figures)
     tflops: float
     link_gb_per_s: float
-    state_bytes: float = 18
-    shards: int = 1
-    expert_shards: int = 1
-    chunks: int = 2
-    kept: float = 1.0
+    state_bytes: float = 18  # for a parameter on a device, with master weights and optimizer
+    shards: int = 1  # devices that share a stage's matrices (tensor parallelism)
+    expert_shards: int = 1  # devices that share its experts
+    chunks: int = 2  # of looped orders if the row does not say
+    kept: float = 1.0  # fraction of the activations that is kept; recomputing the rest takes no time
+    # names of rows -> (order, ranks, microbatches), where they differ within the group
     orders: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
 
 
@@ -98,17 +88,15 @@ def layer_flops(model: Architecture, num_tokens: int, *, split: bool, recompute:
     inputs, weights = longer * (matrices + 2.5 * attention), longer * matrices
     head = float(model.head_forward_flops(num_tokens))
 
-    def layers(value: float) -> list[float]:
-        return [value] * model.num_layers
-
+    num = model.num_layers
     return LayerTimes(
-        forward=layers(forward),
-        recompute=layers(forward if recompute else 0.0),
-        backward=layers(inputs + weights),
+        forward=[forward] * num,
+        recompute=[forward if recompute else 0.0] * num,
+        backward=[inputs + weights] * num,
         head_forward=head,
         head_backward=2 * longer * head,
-        input_grad=layers(inputs),
-        weight_grad=layers(weights),
+        input_grad=[inputs] * num,
+        weight_grad=[weights] * num,
         head_input_grad=longer * head,
         head_weight_grad=longer * head,
         hop=hop,
@@ -150,7 +138,12 @@ def find(group: Group, row: dict[str, str]) -> Found:
     makespan = float(simulate_graph(graph, problem.costs(partition)).makespan)
     plain = layer_flops(model, tokens, split=False, recompute=False, hop=0)
     work = num_microbatches * (sum(plain.forward) + sum(plain.backward) + plain.head_forward + plain.head_backward)
-    memory = _memory_bytes(group, partition, peak_in_flight(graph), chunks, tokens, recompute)
+    # State of the first rank's layers and embedding, activations of the fullest rank's chunks, and logits.
+    expert, longest = model.layer_parameters - model.layer_matrix_weights(0), max(partition.forward)
+    layer = model.layer_matrix_weights(0) + expert / group.expert_shards
+    state = group.state_bytes * (longest * chunks * layer + model.embedding_parameters) / group.shards
+    held = max(peak_in_flight(graph)) * longest * _activation_bytes(group, tokens, recompute)
+    memory = state + held + LOGIT_BYTES * tokens * model.vocab / group.shards / chunks
     return Found(work / (num_ranks * makespan), memory)
 
 
@@ -158,19 +151,6 @@ def _activation_bytes(group: Group, num_tokens: int, recompute: bool) -> float:
     model = group.model
     kept = model.boundary_bytes(num_tokens) if recompute else model.layer_activation_bytes(num_tokens, "causal")
     return group.kept * kept / group.shards
-
-
-def _memory_bytes(
-    group: Group, partition: Partition, in_flight: list[int], chunks: int, num_tokens: int, recompute: bool
-) -> float:
-    """State of the first rank's layers and embedding, activations of the fullest rank's chunks, and logits."""
-    model = group.model
-    num_layers = max(partition.forward) * chunks
-    expert = model.layer_parameters - model.layer_matrix_weights(0)
-    layer = model.layer_matrix_weights(0) + expert / group.expert_shards
-    state = group.state_bytes * (num_layers * layer + model.embedding_parameters) / group.shards
-    held = max(in_flight) * max(partition.forward) * _activation_bytes(group, num_tokens, recompute)
-    return state + held + LOGIT_BYTES * num_tokens * model.vocab / group.shards / chunks
 
 
 def rows() -> list[Row]:
@@ -192,4 +172,3 @@ def rows() -> list[Row]:
 
 if __name__ == "__main__":
     write(FOLDER / "schedules_measured.csv", rows())
-    sys.exit(0)

@@ -1,7 +1,7 @@
 """The predicted tables and their files."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
@@ -128,10 +128,8 @@ def seqlen_sensitivity() -> list[Row]:
         batch, calls = int(row["global_batch_sequences"]), int(row["grad_accum_steps"])
         num = int(row["microbatches_per_call"])
         settings = Settings(batch, calls, num, float(row["micro_batch_sequences"]), "run scripts")
-        layer_grain = "layer" in row["recompute"]
-        found = predict(replace(case, settings=settings, grain="layer" if layer_grain else "stage"))
-        made = _throughput_row("8x_rtx4090", found)
-        rows.append({**made, "seq_len_tokens": row["seq_len_tokens"]})
+        case = replace(case, settings=settings, grain="layer" if "layer" in row["recompute"] else "stage")
+        rows.append(_throughput_row("8x_rtx4090", predict(case)) | {"seq_len_tokens": row["seq_len_tokens"]})
     return rows
 
 
@@ -157,13 +155,13 @@ def _number(value: float | None) -> str:
 
 def all_tables() -> dict[str, list[Row]]:
     rates = throughput()
-    makers: dict[str, Callable[[], list[Row]]] = {
-        "scaling": scaling,
-        "max_seq_len": max_seq_len,
-        "seqlen_sensitivity": seqlen_sensitivity,
-        "cost_efficiency": lambda: cost_efficiency(rates),
+    return {
+        "throughput": rates + cross_platform(),
+        "scaling": scaling(),
+        "max_seq_len": max_seq_len(),
+        "seqlen_sensitivity": seqlen_sensitivity(),
+        "cost_efficiency": cost_efficiency(rates),
     }
-    return {"throughput": rates + cross_platform()} | {name: make() for name, make in makers.items()}
 
 
 def write(path: Path, rows: list[Row]) -> int:
@@ -177,13 +175,13 @@ def markdown(heads: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in (heads, rule, *map(" | ".join, rows))) + "\n"
 
 
-def put(page: Path, begin: str, text: str, end: str) -> None:
-    """Replace the text between two marks of a page."""
+def put(page: Path, name: str, text: str) -> None:
+    """Replace the text between the two marks of a name on a page."""
+    begin, end = f"<!--{name}-->\n", f"<!--/{name}-->\n"
     before, rest = page.read_text(encoding="utf-8").split(begin)
     write_atomically(page, before + begin + text + end + rest.split(end)[1])
 
 
 def read(name: str, folder: Path = FOLDER) -> list[Row]:
-    """A committed table."""
     with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as source:
         return list(csv.DictReader(source))

@@ -4,7 +4,8 @@ A record that no cell of an experiment's manifest names cannot reach a table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,9 +89,8 @@ class Experiments:
     def cells(self, experiment: str) -> pd.DataFrame:
         """The records of an experiment with a verdict as rows, with the cell's number as `cell`.
 
-        Raises:
-            MissingRuns: if this code and configuration did not run the sweep, or it has no record, or lost one.
-            WrongRecord: if a record does not answer its cell.
+        MissingRuns if this code and configuration did not run the sweep, or it has no record, or lost one; WrongRecord
+        if a record does not answer its cell.
         """
         return pd.DataFrame(self.checked(experiment))
 
@@ -112,11 +112,6 @@ class Experiments:
             except MissingRuns as error:
                 yield str(error)
 
-    def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
-        """The same experiments with other rows for one of them."""
-        known = {key: found for key, found in self._known.items() if key[0] != "_by_cell"}
-        return replace(self, _known=known | {("cells", experiment): rows})
-
     def manifest(self, experiment: str) -> Manifest | None:
         """The manifest of an experiment, preferably one of this code; ManifestError if it is torn."""
         sweeps = (Sweep(experiment), *(sweep for sweep in self.narrowed if sweep.experiment == experiment))
@@ -126,14 +121,12 @@ class Experiments:
 
     def names(self) -> list[str]:
         """The experiments of `conf/experiment/` that this code and configuration have run here."""
-        found = dict.fromkeys(manifest.experiment for manifest in self.manifests if manifest.experiment)
-        return [name for name in found if self._is_sound(name)]
-
-    def _is_sound(self, experiment: str) -> bool:
-        try:
-            return bool(self._sound(experiment))
-        except MissingRuns:
-            return False
+        found = []
+        for name in dict.fromkeys(manifest.experiment for manifest in self.manifests if manifest.experiment):
+            with suppress(MissingRuns):
+                self._sound(name)
+                found.append(name)
+        return found
 
     @cached_property
     def manifests(self) -> list[Manifest]:
@@ -159,11 +152,11 @@ class Experiments:
     @_once
     def _by_cell(self, experiment: str) -> dict[tuple[int | None, str | None], Record]:
         """Records by the number of their cell and, in a duel, their contender."""
-        rows = self.cells(experiment).to_dict("records")
-        named = (row.get("contender") for row in rows)  # NaN in a row that has none
-        return {
-            (row["cell"], name if isinstance(name, str) else None): row for row, name in zip(rows, named, strict=True)
-        }
+        found = {}
+        for row in self.cells(experiment).to_dict("records"):
+            name = row.get("contender")  # NaN in a row that has none
+            found[row["cell"], name if isinstance(name, str) else None] = row
+        return found
 
     def cells_of(self, experiment: str) -> list[Cell]:
         """The cells of an experiment with a verdict; MissingRuns as of `cells`."""

@@ -86,14 +86,13 @@ def _stated_of(request: Request, mode: AnyDuel, contender: str | None) -> Record
     """The fields of a contender's record that depend on the contender."""
     known: dict[str, Record]
     if isinstance(mode, Duel):
-        known = {
-            each.name: {"schedule": each.schedule, "dispatch": each.dispatch} for each in contenders(mode.contenders)
-        }
+        made = contenders(mode.contenders)
+        known = {each.name: {"schedule": each.schedule, "dispatch": each.dispatch} for each in made}
     elif isinstance(mode, GpuDuel):
         known = {each.name: {"schedule": each.schedule} for each in gpu_contenders(request.schedule.chosen)}
     else:
-        made = torch_contenders(mode.schedules)
-        known = {each.name: {"schedule": each.schedule, "generator": each.schedule} for each in made}
+        named = torch_contenders(mode.schedules)
+        known = {each.name: {"schedule": each.schedule, "generator": each.schedule} for each in named}
     return {"contender": contender, **known[contender]} if contender in known else {"contender": " or ".join(known)}
 
 

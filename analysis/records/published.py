@@ -111,12 +111,9 @@ def throughput_run(model: str) -> Row:
 
 
 def printed(name: str, column: str, **keys: str) -> Printed | None:
-    """A cell of a table by the values that identify its row; None if it is empty.
+    """A cell of a table by the values that identify its row, as of `look_up`; None if it is empty.
 
-    printed("bubble", "makespan_ms", scheduler="gpipe", model="qwen3-1.7b")
-
-    Raises:
-        LookupError: if not exactly one row holds these values.
+    LookupError if not exactly one row holds these values.
     """
     found = list(rows(name, **keys))
     if len(found) != 1:

@@ -41,10 +41,9 @@ def schedules_of(rows: pd.DataFrame) -> list[str]:
 
 
 def calls(experiments: Experiments, partition: str = "published", schedules: Sequence[str] = SCHEDULES) -> pd.DataFrame:
-    """Calls of 16 microbatches, as in figure 17, of every schedule on every model.
+    """Calls of 16 microbatches of every schedule on every model, as in figure 17 or with cuts that are not published.
 
-    Args:
-        partition: `published`, `even`, `greedy` or `search`.
+    The other partitions are `even`, `greedy` and `search`.
     """
     experiment = "figure17" if partition == "published" else "partitions"
     rows = succeeded(experiments.cells(experiment))

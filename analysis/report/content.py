@@ -22,22 +22,15 @@ def slug(words: str) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """The links of a report, relative to one of its pages.
+    """The links of a report, relative to one of its pages."""
 
-    Args:
-        front, folder: names of the first page and of the folder of the others beside it.
-        section_of: heading by claim id.
-        sweep_of: sweep by record id.
-        on_front: whether the links are on the first page.
-        figures: folder of the figures, relative to the first page.
-    """
-
+    # front, folder: names of the first page and of the folder of the others beside it
     front: str
     folder: str
-    section_of: Mapping[str, str] = field(default_factory=dict)
-    sweep_of: Mapping[str, str] = field(default_factory=dict)
-    on_front: bool = False
-    figures: str = "figures"
+    section_of: Mapping[str, str] = field(default_factory=dict)  # heading by claim id
+    sweep_of: Mapping[str, str] = field(default_factory=dict)  # sweep by record id
+    on_front: bool = False  # whether the links are on the first page
+    figures: str = "figures"  # folder of the figures, relative to the first page
 
     def page(self, name: str) -> str:
         return f"{self.folder}/{name}.html" if self.on_front else f"{name}.html"
@@ -74,26 +67,16 @@ class Site:
 
 @dataclass
 class Content:
-    """The content of a report.
-
-    Args:
-        rows: the records that manifests of the folder name.
-        missing: (id, reason) of exhibits that could not be made.
-        scope: what was run, such as `full` or `quick`.
-        images: the files of every figure by its stem, in the folder `figures`.
-        own: comparisons of the user's own sweeps.
-        sweep_of: sweep by record id.
-    """
-
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # the records that manifests of the folder name
     verdicts: list[Verdict]
     exhibits: list[Exhibit]
-    missing: list[tuple[str, str]]
-    scope: str = "full"
+    missing: list[tuple[str, str]]  # (id, reason) of exhibits that could not be made
+    scope: str = "full"  # what was run, such as `full` or `quick`
+    # the files of every figure by its stem, in the folder `figures`
     images: dict[str, Image] = field(default_factory=dict)
     figures: Path = Path("figures")
-    own: list[Exhibit] = field(default_factory=list)
-    sweep_of: dict[str, str] = field(default_factory=dict)
+    own: list[Exhibit] = field(default_factory=list)  # comparisons of the user's own sweeps
+    sweep_of: dict[str, str] = field(default_factory=dict)  # sweep by record id
 
     @property
     def reproduces(self) -> bool:

@@ -29,31 +29,28 @@ def stacked(figure: Figure) -> bool:
 
     A panel that shared an axis with its neighbour gets the neighbour's labels.
     """
-    panels = _panels(figure)
+    panels = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
+    panels.sort(key=lambda axes: (axes.get_subplotspec().rowspan.start, axes.get_subplotspec().colspan.start))  # type: ignore[union-attr]
     columns = {axes.get_subplotspec().colspan.start for axes in panels}  # type: ignore[union-attr]
     if len(columns) < 2 or len(panels) > _MOST_PANELS:
         return False
-    with style.applied():
-        _restack(figure, panels, len(panels) // len(columns))
-    return True
-
-
-def _restack(figure: Figure, panels: list[Axes], rows: int) -> None:
     wide, high = figure.get_size_inches()
-    each = max(_LEAST_HEIGHT_INCHES, 0.85 * high / rows)
-    grid = figure.add_gridspec(len(panels), 1)
-    _label(panels)
-    for words, write in (
-        (figure.get_supxlabel(), figure.supxlabel),
-        (figure.get_supylabel(), figure.supylabel),
-        (figure.get_suptitle(), figure.suptitle),
-    ):
-        if words:
-            write(fill(words, _LINE), fontsize=8.5)
-    for place, axes in enumerate(panels):
-        axes.set_subplotspec(grid[place])
-        axes.tick_params(labelleft=True, labelbottom=True)
-    figure.set_size_inches(min(WIDTH_INCHES, wide), len(panels) * each + _legend(figure) + 0.3)
+    each = max(_LEAST_HEIGHT_INCHES, 0.85 * high / (len(panels) // len(columns)))
+    with style.applied():
+        _label(panels)
+        for words, write in (
+            (figure.get_supxlabel(), figure.supxlabel),
+            (figure.get_supylabel(), figure.supylabel),
+            (figure.get_suptitle(), figure.suptitle),
+        ):
+            if words:
+                write(fill(words, _LINE), fontsize=8.5)
+        grid = figure.add_gridspec(len(panels), 1)
+        for place, axes in enumerate(panels):
+            axes.set_subplotspec(grid[place])
+            axes.tick_params(labelleft=True, labelbottom=True)
+        figure.set_size_inches(min(WIDTH_INCHES, wide), len(panels) * each + _legend(figure) + 0.3)
+    return True
 
 
 def _legend(figure: Figure) -> float:
@@ -72,12 +69,6 @@ def _legend(figure: Figure) -> float:
     columns = 1 if max(map(len, labels)) > _LONG_LABEL else 2
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     return 0.18 * -(-len(labels) // columns)
-
-
-def _panels(figure: Figure) -> list[Axes]:
-    """The visible axes of the grid, row by row."""
-    found = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
-    return sorted(found, key=lambda axes: (axes.get_subplotspec().rowspan.start, axes.get_subplotspec().colspan.start))  # type: ignore[union-attr]
 
 
 def _label(panels: list[Axes]) -> None:
@@ -118,16 +109,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Image:
-    """The files of a figure, in one folder.
-
-    Args:
-        narrow: for a phone, with stacked panels; None for one panel.
-        files: to download; of a further drawing only the one that is shown.
-    """
+    """The files of a figure, in one folder."""
 
     wide: Shown
-    narrow: Shown | None
-    files: tuple[str, ...]
+    narrow: Shown | None  # for a phone, with stacked panels; None for one panel
+    files: tuple[str, ...]  # to download; of a further drawing only the one that is shown
 
 
 def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], object] = str) -> dict[str, Image]:

@@ -17,7 +17,7 @@ from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, NOT_TESTABLE,
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.style import BUBBLES, method_name, model_name
 from analysis.records.published import PUBLISHED_MODELS
-from analysis.records.runs import SCHEDULES
+from analysis.records.runs import SCHEDULES, grouped
 from analysis.report.statements import Statement, judged, statements
 from rpbench.yaml_file import read_keys
 
@@ -28,19 +28,13 @@ FIRST: list[str] = _SCREEN["first"]  # the exhibits of the first page
 
 @dataclass(frozen=True)
 class Finding:
-    """One result, with an optional table.
-
-    Args:
-        columns: headings of the table, the subjects' first.
-        rows: subjects with their numbers.
-        claims: ids of the claims behind it besides those of the numbers.
-    """
+    """One result, with an optional table."""
 
     title: str
     text: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, tuple["Number", ...]], ...] = ()
-    claims: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # headings of the table, the subjects' first
+    rows: tuple[tuple[str, tuple["Number", ...]], ...] = ()  # subjects with their numbers
+    claims: tuple[str, ...] = ()  # ids of the claims behind it besides those of the numbers
 
 
 @dataclass(frozen=True)
@@ -89,10 +83,7 @@ def _number_of(known: Verdicts, name: str) -> Number:
 
 def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
     """Counts of the reproduced numbers in each cell of figure 17."""
-    kinds: dict[str, list[str]] = {}
-    for name, verdict in known.items():
-        kinds.setdefault(name.rpartition("/")[0], []).append(verdict.kind)
-    rows, cells = [], []
+    kinds, rows, cells = _kinds(known), [], []
     for model in PUBLISHED_MODELS:
         own = [kinds[f"figure17/{schedule}/{model}"] for schedule in SCHEDULES]
         claims = [f"figure17/{schedule}/{model}/makespan_ms" for schedule in SCHEDULES]
@@ -103,6 +94,12 @@ def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
     whole = sum(set(each) == {REPRODUCED} for each in cells)
     text = declared["text"].format(met=met, printed=printed, whole=whole, cells=len(cells))
     return Finding(declared["title"], text, ("model", *map(method_name, SCHEDULES)), tuple(rows))
+
+
+def _kinds(known: Verdicts) -> dict[str, list[str]]:
+    """The kinds of the verdicts on each cell of figure 17."""
+    names = grouped(filter(re.compile("figure17/(?!asynchronous/)").match, known), lambda name: name.rpartition("/")[0])
+    return {cell: [known[name].kind for name in own] for cell, own in names.items()}
 
 
 class Judgement(NamedTuple):
@@ -119,7 +116,10 @@ def answer(exhibit: Exhibit) -> str:
 
 def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
     """The verdict on an exhibit: contradicted if one of the statements about it is."""
-    about = statements(_about(exhibit, verdicts))
+    # Claims with the exhibit's name in their ids, or else those that use its records.
+    named = [verdict for verdict in verdicts if verdict.claim.id.startswith(f"{exhibit.id.split('_')[0]}/")]
+    runs = set(exhibit.records)
+    about = statements(named or [verdict for verdict in verdicts if runs.intersection(verdict.run_ids)])
     evaluated = judged(about)
     if not about:
         return Judgement("", "no published statement")
@@ -131,14 +131,6 @@ def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
         kind = CONTRADICTED if counts[CONTRADICTED] else MISSED
         return Judgement(kind, f"{against} of {len(evaluated)} statements {kind}")
     return Judgement(REPRODUCED, f"all {len(evaluated)} statements hold")
-
-
-def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Claims with an exhibit's name in their ids, or else those that use its records."""
-    own = f"{exhibit.id.split('_')[0]}/"
-    named = [verdict for verdict in verdicts if verdict.claim.id.startswith(own)]
-    runs = set(exhibit.records)
-    return named or [verdict for verdict in verdicts if runs.intersection(verdict.run_ids)]
 
 
 PAPER = "https://arxiv.org/abs/2604.27085"
@@ -156,10 +148,12 @@ class Line:
 def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Line]:
     """The paper's claim, the verdict and the evidence."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
-    theirs = [each for each in found if each.whose == "the paper's"]
+    theirs = [each for each in found if each.claim.whose == "the paper's"]
     against = sum(each.verdict == CONTRADICTED for each in theirs)
+    cells = _kinds(known).values()
+    met = sum(set(kinds) == {REPRODUCED} for kinds in cells)
     counted = {
-        "<simulation>": _simulation(known),
+        "<simulation>": f"{met} of {len(cells)} cells of its simulation come out to the last digit.",
         "<against>": f"{against} of {len(theirs)} statements taken from it are contradicted.",
     }
     texts = {head: re.sub("<.*?>", lambda name: counted[name[0]], text) for head, text in _SCREEN["opening"].items()}
@@ -176,12 +170,3 @@ def _line(known: Verdicts, head: str, text: str) -> Line:
     parts = [_number_of(known, part) if place % 2 else part for place, part in enumerate(names)]
     declared = any(known[name].kind not in EVALUATED for name in names[1::2])
     return Line(head, tuple(part for part in parts if part), declared)
-
-
-def _simulation(known: Mapping[str, Verdict]) -> str:
-    cells: dict[str, set[str]] = {}
-    for name, verdict in known.items():
-        if name.startswith("figure17/") and not name.startswith("figure17/asynchronous/"):
-            cells.setdefault(name.rpartition("/")[0], set()).add(verdict.kind)
-    met = sum(kinds == {REPRODUCED} for kinds in cells.values())
-    return f"{met} of {len(cells)} cells of its simulation come out to the last digit."

@@ -41,11 +41,9 @@ View = dict[str, Any]
 
 
 def rendered(content: Content, front: str, folder: str, figures: str = "figures") -> Iterator[tuple[str, str]]:
-    """(file name, text) of all pages, the style and the script; the first page first.
+    """(file name, text) of all pages, the style and the script; the first page, whose file is `front`, first.
 
-    Args:
-        front, folder: the file of the first page, and the folder of the others beside it.
-        figures: folder of the figures, relative to the first page.
+    `folder` is that of the other pages beside it, `figures` that of the figures, relative to the first page.
     """
     return _Pages(content, front, folder, figures).each()
 
@@ -72,10 +70,12 @@ class _Pages:
         self._statements = statements(content.verdicts)
         self._rows = {row["run_id"]: row for row in content.rows}
         self._cards = {each.id: self._card(each) for each in content.shown}
+        paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
+        always = [("records", "Records"), ("method", "Method and machine"), ("sources", "Sources")]
         self._common = {
             "style": (_HERE / "page.css").read_text(encoding="utf-8"),
             "script": (_HERE / "page.js").read_text(encoding="utf-8"),
-            "pages": self._contents(),
+            "pages": [*paper, *always] if content.reproduces else always,
             "contents": [(each.id, each.title) for each in content.shown],
             "here": "",
             "sources": self._sources,
@@ -87,7 +87,9 @@ class _Pages:
         listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]
         contents = json.dumps(listed).replace("<", "\\u003c")  # no tag begins in it
         yield "page.js", f"const CONTENTS = {contents};\n{self._common['script']}"
-        yield from map(self._exhibit, self._content.shown)
+        for each in self._content.shown:
+            shown = views.exhibit(each, self._content.images, self._rows) | self._cards[each.id]
+            yield self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
         yield from self._records()
         if self._content.reproduces:
             yield from self._claims()
@@ -97,11 +99,6 @@ class _Pages:
         made_on = {name: views.distinct(self._content.rows, key) for name, key in _MADE_ON.items()}
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **made_on)
         yield self._page("sources", "sources.html")
-
-    def _contents(self) -> list[tuple[str, str]]:
-        paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
-        always = [("records", "Records"), ("method", "Method and machine"), ("sources", "Sources")]
-        return [*paper, *always] if self._content.reproduces else always
 
     def _page(self, name: str, template: str, **values: Any) -> tuple[str, str]:
         return f"{name}.html", self._render(template, self._site, **values)
@@ -152,14 +149,10 @@ class _Pages:
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
             "image": self._content.images.get(each.id),
-            "commands": views.commands(each),
+            "commands": [command.strip() for command in each.command.split(";") if command.strip()],
         }
 
     # --- a page for each part ---
-
-    def _exhibit(self, each: Exhibit) -> tuple[str, str]:
-        shown = views.exhibit(each, self._content.images, self._rows) | self._cards[each.id]
-        return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:
         for section, found in grouped_by("section", self._statements).items():
@@ -180,7 +173,8 @@ class _Pages:
             for cell, words in zip(each.cells, each.own_words, strict=True)
         ]
         shared = views.shared([{key: claim[key] for key in ("origin", "metric")} for claim in claims])
-        return {"id": each.id, "statement": each.words, "claims": claims, "shared": shared}
+        name = each.claim.statement_id or each.claim.id
+        return {"id": name, "statement": each.words, "claims": claims, "shared": shared}
 
     def _records(self) -> Iterator[tuple[str, str]]:
         shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
@@ -243,11 +237,7 @@ def gather(
 ) -> Content:
     """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps.
 
-    Args:
-        planned: the runs that count as missing, as in `judge`.
-
-    Raises:
-        ValueError: if no sweep left a record.
+    `planned` runs count as missing, as in `judge`. ValueError if no sweep left a record.
     """
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
         raise ValueError(no_sweep_in(experiments.results))

@@ -7,10 +7,16 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from analysis.claims.claim import DECIDES, EVALUATED, KINDS, Verdict
+from analysis.claims.claim import DECIDES, EVALUATED, KINDS, Claim, Verdict
 from analysis.records.runs import grouped
 
-FILTERS = ("verdict", "kind", "whose", "section")  # of the list of statements, in the order of the page
+# The list of statements can be filtered by these, in the order of the page; the kind is that of our values' evidence.
+FILTERS = {
+    "verdict": attrgetter("verdict"),
+    "kind": attrgetter("claim.evidence"),
+    "whose": attrgetter("claim.whose"),
+    "section": attrgetter("claim.section"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,9 @@ class Statement:
         return next(kind for kind in DECIDES if kind in kinds)
 
     @property
-    def section(self) -> str:
-        return self.cells[0].claim.section
-
-    @property
-    def whose(self) -> str:
-        return self.cells[0].claim.whose
-
-    @property
-    def kind(self) -> str:
-        """The kind of evidence for our values."""
-        return self.cells[0].claim.evidence
-
-    @property
-    def id(self) -> str:
-        return self.cells[0].claim.statement_id or self.cells[0].claim.id
+    def claim(self) -> Claim:
+        """The claim of its first cell."""
+        return self.cells[0].claim
 
     @property
     def words(self) -> str:
@@ -75,7 +69,7 @@ def statements(verdicts: Iterable[Verdict]) -> list[Statement]:
 
 def grouped_by(name: str, found: Iterable[Statement]) -> dict[str, list[Statement]]:
     """Statements by one of `FILTERS`, in the order of first occurrence."""
-    return grouped(found, attrgetter(name))
+    return grouped(found, FILTERS[name])
 
 
 def counted(name: str, found: Iterable[Statement]) -> dict[str, Count]:

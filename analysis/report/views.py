@@ -76,9 +76,6 @@ def _place(name: Any, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-# --- facts of the runs ---------------------------------------------------------------------------------------
-
-
 def facts(rows: Sequence[Row]) -> View:
     times = sorted(row.get("started_at") or "" for row in rows)
     return {
@@ -89,13 +86,6 @@ def facts(rows: Sequence[Row]) -> View:
         "code_versions": sorted({row.get("code_version") or "" for row in rows}),
         "evidence": sorted({row["evidence"] for row in rows if row["evidence"]}),  # failed runs have none
     }
-
-
-# --- exhibits ------------------------------------------------------------------------------------------------
-
-
-def commands(each: Exhibit) -> list[str]:
-    return [command.strip() for command in each.command.split(";") if command.strip()]
 
 
 def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
@@ -120,9 +110,6 @@ def _columns(shown: Table | None) -> list[tuple[str, bool]]:
         (name, any((isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool)) for cell in cells))
         for name, cells in zip(shown.columns, below, strict=True)
     ]
-
-
-# --- claims --------------------------------------------------------------------------------------------------
 
 
 def claim(verdict: Verdict, sources: Sources) -> View:
@@ -168,9 +155,6 @@ def discrepancies(verdicts: Iterable[Verdict]) -> list[View]:
     ours = {v.claim.id: v for v in verdicts if v.claim.section == DISCREPANCIES}
     found = ((row, ours[f"discrepancies/{row['id']}/published"]) for row in table("discrepancies"))
     return [{**row, "found": v.claim.shown(v.value), "verdict": v} for row, v in found]
-
-
-# --- records -------------------------------------------------------------------------------------------------
 
 
 def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence[Verdict]) -> list[View]:

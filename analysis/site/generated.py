@@ -1,7 +1,6 @@
 """Generated parts of pages: verbs, settings, modules, and each method's drawing and facts from the registry."""
 
 import ast
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
@@ -23,8 +22,6 @@ from rpbench.registry import Entry, entry, offered
 from rpbench.run.assemble import assemble
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "methods"
-SECTIONS = ("Idea", "What is faithful", "What differs", "The paper's number and ours")
 _SIZES = ("num_devices=4", "num_microbatches=8")
 _MODULES = {"exact": "ortools"}  # extra -> the module that its schedules need
 # Words on bars, which are outlines of this size, stay black on a dark page: bars keep their colours.
@@ -55,11 +52,8 @@ def with_facts(text: str, name: str) -> str:
     """A method's page with its drawing and facts; ValueError if the page has no place for them."""
     if _PLACE not in text:
         raise ValueError(f"docs/methods/{name}.md has no line {_PLACE!r}; the drawing goes there")
-    return text.replace(_PLACE, _facts(entry(name)))
-
-
-def _facts(found: Entry) -> str:
-    module = inspect.getmodule(found.generate)
+    found = entry(name)
+    module = getmodule(found.generate)
     assert module is not None  # a generator is a function of a file
     rows = [
         ("name", f"`schedule={found.name}`"),
@@ -72,13 +66,13 @@ def _facts(found: Entry) -> str:
         ("order", "depends on the stages' times" if found.needs_costs else "depends on sizes alone"),
     ]
     table = "\n".join(f"| {key} | {value} |" for key, value in rows)
-    name = found.name
     drawing = f"![The order of {name}, a row a device]({name}.svg)\n\n" if can_draw(name) else ""
     mark = "" if found.extra is None else " no-run: needs a package that is not installed by default"
-    return (
+    facts = (
         f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
     )
+    return text.replace(_PLACE, facts)
 
 
 def _updates(found: Entry) -> str:

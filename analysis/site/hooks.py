@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,17 +37,12 @@ def is_there() -> bool:
 
 def project() -> bytes:
     """The Python that the page runs, as an archive to import from."""
-    made = io.BytesIO()
+    made, sources = io.BytesIO(), [each for each in ROOT.glob("baselines/*/*.py") if each.parent.name != "systems"]
+    sources += [path for package in fences.DECLARED["in_the_browser"] for path in (ROOT / package).glob("*.py")]
     with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(_sources()):
+        for path in sorted(sources):
             archive.writestr(zipfile.ZipInfo(str(path.relative_to(ROOT)), _FIRST), path.read_bytes())
     return made.getvalue()
-
-
-def _sources() -> Iterator[Path]:
-    for package in fences.DECLARED["in_the_browser"]:
-        yield from (ROOT / package).glob("*.py")
-    yield from (path for path in (ROOT / "baselines").glob("*/*.py") if path.parent.name != "systems")
 
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")
@@ -68,20 +63,15 @@ def on_files(files: Any, config: Any) -> Any:
 
     for path, uri in fences.PROJECT.items():
         files.append(File.generated(config, uri, abs_src_path=str(fences.ROOT / path)))
-    for name, drawing in _drawings():
-        files.append(File.generated(config, f"methods/{name}.svg", content=drawing))
+    with TemporaryDirectory() as scratch:
+        for name in filter(generated.can_draw, generated.pages()):
+            drawing = Path(scratch) / f"{name}.svg"
+            generated.draw(name, drawing)
+            files.append(File.generated(config, f"methods/{name}.svg", content=drawing.read_bytes()))
     if not is_there():
         _LOG.info("schedules.md works nothing out: there is no Pyodide; npm ci --prefix analysis/site fetches it")
     files.append(File.generated(config, NAME, content=script()))
     return files
-
-
-def _drawings() -> Iterator[tuple[str, bytes]]:
-    with TemporaryDirectory() as scratch:
-        for name in filter(generated.can_draw, generated.pages()):
-            path = Path(scratch) / f"{name}.svg"
-            generated.draw(name, path)
-            yield name, path.read_bytes()
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

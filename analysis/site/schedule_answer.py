@@ -37,20 +37,13 @@ _FILE = "order.txt"  # what the command calls it
 
 @dataclass(frozen=True)
 class Asked:
-    """The question of an address.
-
-    Args:
-        sizes: num_devices and others, by their names on the command line.
-        times: milliseconds, by the keys of cost=constant.
-        options: of the schedule.
-        order: a schedule in text form, instead of a generator.
-    """
+    """The question of an address."""
 
     schedule: str
-    sizes: Mapping[str, int]
-    times: Mapping[str, float]
-    options: Mapping[str, Any]
-    order: str | None = None
+    sizes: Mapping[str, int]  # num_devices and others, by their names on the command line
+    times: Mapping[str, float]  # milliseconds, by the keys of cost=constant
+    options: Mapping[str, Any]  # of the schedule
+    order: str | None = None  # a schedule in text form, instead of a generator
 
     @property
     def words(self) -> list[str]:

@@ -1,10 +1,14 @@
 """Manifests as a sweep would leave them, for records that are already there."""
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from analysis.records.experiments import Experiments
 from rpbench.records import record
 from rpbench.records.manifest import FOLDER, Journal, write_plan
 from rpbench.records.record import Record
@@ -38,3 +42,9 @@ def forge(manifest: Path, replaced: Mapping[str, str]) -> None:
             values = {key: value for key, value in json.loads(line).items() if key != "digest"}
             lines.append(json.dumps(record.sealed(values)) + "\n")
         journal.write_text("".join(lines))
+
+
+def replaced(experiments: Experiments, experiment: str, rows: pd.DataFrame) -> Experiments:
+    """The same experiments with other rows for one of them."""
+    known = {key: found for key, found in experiments._known.items() if key[0] != "_by_cell"}
+    return dataclasses.replace(experiments, _known=known | {("cells", experiment): rows})

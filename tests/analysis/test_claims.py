@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manifests import replaced
 
 from analysis.claims import Claim, Need, Verdict, all_claims, evaluate, judge, summary_text, tally
 from analysis.claims.catalogue import red_text
@@ -41,7 +42,7 @@ def verdict(text: str, value: float | str, **more: Any) -> Verdict:
 
 def without(experiments: Experiments, run_ids: tuple[str, ...]) -> Experiments:
     rows = experiments.cells("figure17")
-    return experiments.replaced("figure17", rows[~rows["run_id"].isin(run_ids)])
+    return replaced(experiments, "figure17", rows[~rows["run_id"].isin(run_ids)])
 
 
 def find(experiments: Experiments, need: Need) -> dict[str, Any] | None:
@@ -214,7 +215,7 @@ def test_another_number_in_the_record_flips_the_verdict(experiments: Experiments
     assert (true.kind, true.red) == ("reproduced", False)
     rows = experiments.cells("figure17").copy()
     rows.loc[rows["run_id"] == true.run_ids[0], "makespan_s"] += 1e-6
-    false = judge(MAKESPAN, experiments.replaced("figure17", rows))
+    false = judge(MAKESPAN, replaced(experiments, "figure17", rows))
     assert (false.kind, false.red) == ("contradicted", True)
     assert "differs by 0.001 ms" in false.reason
 

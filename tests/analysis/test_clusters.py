@@ -5,6 +5,7 @@ import hashlib
 
 import pytest
 
+from analysis.predictions import tables
 from analysis.predictions.clusters import case as cases_module
 from analysis.predictions.clusters import fit, league, writing
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
@@ -101,7 +102,7 @@ def test_outcomes_say_what_was_predicted_and_what_was_measured():
     with writing.OUTCOMES_FILE.open(newline="") as file:
         written = list(csv.DictReader(file))
     assert written == writing.rows()
-    sealed = writing.sealed()
+    sealed = {row["id"]: row for row in tables.read("clusters", writing.SEALED)}
     row = next(row for row in written if row["id"] == "bloom_a100_topologies/82" and row["quantity"] == "step_time_s")
     assert float(row["measured"]) == 92.75
     assert float(row["predicted"]) == pytest.approx(float(sealed[row["id"]]["step_time_s"]))
@@ -110,11 +111,13 @@ def test_outcomes_say_what_was_predicted_and_what_was_measured():
 
 def test_the_page_of_the_second_round_says_what_its_tables_say():
     text = writing.PAGE.read_text(encoding="utf-8")
-    assert text.split(writing.BEGIN)[1].split(writing.END)[0] == writing.table_text(writing.summary())
+    assert text.split("<!--clusters:outcomes-->\n")[1].split("<!--/clusters:outcomes-->\n")[0] == writing.table_text(
+        writing.summary()
+    )
     with league.FILE.open(newline="") as file:
         written = list(csv.DictReader(file))
     assert written == league.table()
-    assert text.split(league.BEGIN)[1].split(league.END)[0] == league.table_text(written)
+    assert f"<!--clusters:league-->\n{league.table_text(written)}<!--/clusters:league-->\n" in text
 
 
 def test_given_rows_lie_inside_their_intervals_and_those_never_seen_are_wider():

@@ -7,8 +7,6 @@ import pytest
 
 from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.memory_holdout import (
-    BEGIN,
-    END,
     PAGE,
     PARTS,
     TraitModel,
@@ -66,7 +64,9 @@ def test_a_held_out_row_is_predicted_without_what_it_printed():
 
 def test_the_page_says_what_the_table_says():
     text = PAGE.read_text(encoding="utf-8")
-    assert text.split(BEGIN)[1].split(END)[0] == table_text(summaries(read("clusters_memory")))
+    assert text.split("<!--clusters:memory-->\n")[1].split("<!--/clusters:memory-->\n")[0] == table_text(
+        summaries(read("clusters_memory"))
+    )
 
 
 def test_medians_are_those_of_the_rows_and_bars_are_kept_or_reported():

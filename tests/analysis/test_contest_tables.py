@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from manifests import replaced
 
 from analysis.claims.claim import MISSED, PREDICTED, judge
 from analysis.claims.paper import predicted
@@ -39,7 +40,7 @@ def test_leaders_have_somebody_who_is_never_late() -> None:
 def test_a_run_that_is_missing_is_named(full_experiments: Experiments) -> None:
     kept = full_experiments.cells("figure10")
     with pytest.raises(MissingRuns, match="5 of 280 runs of experiment=figure10: qwen3_1p7b zb_v"):
-        comparison.contest_numbers(full_experiments.replaced("figure10", kept[kept["schedule"] != "zb_v"]))
+        comparison.contest_numbers(replaced(full_experiments, "figure10", kept[kept["schedule"] != "zb_v"]))
 
 
 def test_bars_are_judged_by_their_error(full_experiments: Experiments) -> None:

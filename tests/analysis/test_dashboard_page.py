@@ -122,12 +122,12 @@ def test_without_the_chart_library_nothing_begins(tmp_path, monkeypatch):
     server.charts_library.cache_clear()
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(ValueError, match="pip install vl-convert-python"):
-        server.serve(tmp_path)
+        server.Dashboard(tmp_path)
 
 
 def test_the_chart_library_is_served_from_the_installed_package(results):
     pytest.importorskip("vl_convert")
-    with server.serve(results) as served:
+    with server.Dashboard(results) as served:
         library, headers = asked(f"{served.url}vega.js")
     assert "vegaEmbed" in library
     assert "text/javascript" in headers["Content-Type"]
@@ -146,7 +146,7 @@ SEEN = """(() => {
 def page(results, tab):
     """Opens the page of the records, in a width and a mode, at what an address chooses; it must break nowhere."""
     pytest.importorskip("vl_convert")
-    with server.serve(results) as served:
+    with server.Dashboard(results) as served:
 
         def opened(width, dark, choice):
             tab.look(width, dark)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from manifests import replaced
 from page_texts import check_texts
 
 from analysis.exhibits.figures.paper import figure17, steady_state
@@ -54,7 +55,7 @@ def test_the_relabelled_bar_is_the_sync_record_without_fill_and_drain(full_exper
 
 
 def test_steady_state_shows_what_was_run(full_experiments: Experiments) -> None:
-    without = full_experiments.replaced("steady_causal", pd.DataFrame())
+    without = replaced(full_experiments, "steady_causal", pd.DataFrame())
     data = steady_state.numbers(without)
     assert data["bubble"].to_list() == pytest.approx([40 / count for count in data["num_microbatches"]])
     assert data["bubble_causal"].isna().all()
@@ -66,7 +67,7 @@ def test_steady_state_adds_causal_runs_where_they_are(full_experiments: Experime
     steady = full_experiments.cells("steady_state")
     chosen = steady[(steady["model"] == "gpt_oss_20b") & (steady["num_microbatches"] == 9)]
     waits = chosen.assign(run_id="waits", bubble_steady=0.25)
-    data = steady_state.numbers(full_experiments.replaced("steady_causal", waits))
+    data = steady_state.numbers(replaced(full_experiments, "steady_causal", waits))
     assert data["bubble_causal"].count() == 1
     table = steady_state.tabulate(data)
     row = next(row for row in table.rows if row[0].text == "GPT-OSS-20B")

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.colors
 import pytest
 from judged import JUDGED
+from manifests import replaced
 from page_texts import check_texts
 from spared import spared
 
@@ -163,7 +164,7 @@ def test_axes_carry_units(made: dict[str, Exhibit]) -> None:
 def test_records_that_are_not_there_are_named(full_experiments: Experiments) -> None:
     rows = full_experiments.cells("figure17")
     lost = (rows["schedule"] == "looped_bfs") & (rows["model"] == "qwen3_32b")
-    found, missing = catalogue.exhibits(full_experiments.replaced("figure17", rows[~lost]))
+    found, missing = catalogue.exhibits(replaced(full_experiments, "figure17", rows[~lost]))
     reasons = dict(missing)
     assert {exhibit.id for exhibit in found} | set(reasons) == set(ALL)
     assert set(reasons) == {"figure17", "published_cells", "figure3", "tuning", "lead", "timelines"}

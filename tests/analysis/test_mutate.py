@@ -9,8 +9,22 @@ from analysis.claims import all_claims
 from analysis.claims.claim import Claim
 from analysis.claims.expected import read_table
 from analysis.claims.own import consistency, derived, regression, turning
-from analysis.mutate import Mutant, Outcome, check, mutants, of_statements, sampled
-from analysis.mutate.check import ASKED, FOUND, GONE, KINDS, MANIFEST, ORIGIN, TABLE, is_acceptance
+from analysis.mutate.check import (
+    ASKED,
+    FOUND,
+    GONE,
+    KINDS,
+    MANIFEST,
+    ORIGIN,
+    TABLE,
+    Mutant,
+    Outcome,
+    check,
+    is_acceptance,
+    mutants,
+    of_statements,
+    sampled,
+)
 from analysis.records.experiments import Experiments
 
 EXPERIMENT = "figure17"

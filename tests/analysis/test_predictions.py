@@ -10,7 +10,6 @@ from analysis.predictions import compare, holdout, score, tables
 from analysis.predictions.compare import (
     Cell,
     case_of,
-    declared,
     declared_basis,
     published_value,
     throughput_cells,
@@ -88,7 +87,7 @@ def test_scaling_ends_where_throughput_stands():
 
 
 def test_corrections_are_the_published_timings_over_the_count():
-    basis = declared()
+    basis = declared_basis()
     for name, value in holdout.corrections(basis).items():
         assert basis.values[name] == pytest.approx(value, rel=1e-3)
 
@@ -112,7 +111,7 @@ def test_fitted_constants_are_what_their_fit_gives(name, cluster):
 
 
 def test_a_fit_meets_its_cell():
-    basis = declared()
+    basis = declared_basis()
     cell = Cell("throughput", "fsdp", "llama31_8b")
     value = holdout.fit("collective_bytes_per_s", [cell], basis)
     off = compare.error(cell, compare.with_values(basis, {"collective_bytes_per_s": value}))
@@ -145,7 +144,7 @@ def test_a_miss_is_explained_by_what_would_close_it():
     miss = compare.explain(Cell("throughput", "mobius", "qwen3_32b"))
     assert miss.error > compare.LIMIT
     lever = next(lever for lever in miss.levers if lever.constant == "host_bytes_per_s")
-    basis = declared().scaled(lever.constant, lever.factor)
+    basis = declared_basis().scaled(lever.constant, lever.factor)
     assert abs(compare.error(miss.cell, basis)) < miss.error / 3
     assert compare.explain(Cell("throughput", "roundpipe", "llama31_8b")) is None
 
@@ -155,7 +154,7 @@ def test_what_is_left_out_of_a_fit_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(holdout, "KNOWN_BY", (told,))
     left = holdout.without(lambda cell: cell.system == "megatron-tp")
     assert left.untold == ()
-    assert left.bases[compare.KNOWN]["collective_bytes_per_s"] != declared()["collective_bytes_per_s"]
+    assert left.bases[compare.KNOWN]["collective_bytes_per_s"] != declared_basis()["collective_bytes_per_s"]
     assert left.bases[holdout.A800]["collective_bytes_per_s"] == 160e9  # a figure of its own
     nothing = holdout.without(lambda cell: True)
     assert nothing.untold == ("collective_bytes_per_s (8x_rtx4090)",)
@@ -166,13 +165,13 @@ def test_corrections_are_left_out_with_their_model(monkeypatch):
     monkeypatch.setattr(holdout, "KNOWN_BY", ())
     left = holdout.without(lambda cell: False, "llama31_8b").bases[compare.KNOWN]
     own, others = "llama_3p1_8b_forward_correction", ("qwen3_1p7b", "qwen3_32b")
-    mean = prod(declared()[f"{other}_forward_correction"] for other in others) ** (1 / 2)
+    mean = prod(declared_basis()[f"{other}_forward_correction"] for other in others) ** (1 / 2)
     assert left[own] == pytest.approx(mean)
     assert left.declared[own].origin == "assumed"
-    assert left.declared[own].within > 3 * declared().declared[own].within
-    assert left["qwen3_32b_forward_correction"] == declared()["qwen3_32b_forward_correction"]
+    assert left.declared[own].within > 3 * declared_basis().declared[own].within
+    assert left["qwen3_32b_forward_correction"] == declared_basis()["qwen3_32b_forward_correction"]
     alone = holdout.without(lambda cell: False, "gpt_oss_20b").bases[compare.KNOWN]
-    assert alone["gpt_oss_20b_forward_correction"] == declared()["qwen3_235b_lora_forward_correction"]
+    assert alone["gpt_oss_20b_forward_correction"] == declared_basis()["qwen3_235b_lora_forward_correction"]
 
 
 def test_every_system_is_held_out_on_both_machines_and_a_platform_on_its_own():
@@ -201,4 +200,4 @@ def test_a_fit_of_steps_is_the_middle_of_what_meets_its_cell():
 def test_unknown_cells_have_no_value():
     assert published_value(Cell("throughput", "nobody", "llama31_8b")) == ("not stated", None)
     with pytest.raises(ValueError, match="cannot be fitted on"):
-        compare.log_error(Cell("throughput", "zero-2", "llama31_8b"), declared())
+        compare.log_error(Cell("throughput", "zero-2", "llama31_8b"), declared_basis())

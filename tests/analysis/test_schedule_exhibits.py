@@ -1,6 +1,7 @@
 """Tuning, prediction, gains, a thousand devices: what is drawn of many schedules."""
 
 import pytest
+from manifests import replaced
 
 from analysis.exhibits.figures.own import gains, thousand_devices, tuning
 from analysis.exhibits.figures.paper import prediction
@@ -69,6 +70,6 @@ def test_a_thousand_devices_are_told_by_schedule_and_number(full_experiments: Ex
     assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.5 * 64)
     assert "1F1B idles 9.0 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
     rows = full_experiments.cells("thousand_devices_v")
-    lost = full_experiments.replaced("thousand_devices_v", rows[rows["schedule"] != "zb_v"])
+    lost = replaced(full_experiments, "thousand_devices_v", rows[rows["schedule"] != "zb_v"])
     with pytest.raises(MissingRuns, match="experiment=thousand_devices_v"):
         thousand_devices.numbers(lost)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from manifests import replaced
 
 from analysis.exhibits.figures import timelines
 from analysis.exhibits.figures.paper import systems
@@ -42,6 +43,6 @@ def test_a_timeline_is_read_back_as_it_ran(experiments: Experiments, results: Pa
 
 
 def test_a_missing_timeline_is_named(experiments: Experiments, tmp_path: Path) -> None:
-    elsewhere = Experiments(tmp_path).replaced("figure17", experiments.cells("figure17"))
+    elsewhere = replaced(Experiments(tmp_path), "figure17", experiments.cells("figure17"))
     with pytest.raises(MissingRuns, match=r"timeline\.csv of 25 of 25 runs"):
         timelines.exhibit(elsewhere)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.figures.files import frame, latex, save_table
+from analysis.exhibits.figures.files import frame, save_table
 from analysis.exhibits.figures.own import tuning
 from analysis.exhibits.figures.paper import steady_state
 from analysis.exhibits.tables import comparison, published_cells
@@ -76,7 +76,7 @@ def test_csv_has_values_in_full_and_latex_what_is_shown(tmp_path: Path) -> None:
     assert read[0] == ["system", "bubble (%)", "published", "published"]
     assert read[1] == ["RoundPipe", repr(1 / 3), "", "OOM"]
     text = paths[1].read_text(encoding="utf-8")
-    assert text == latex(made)
+    assert text.startswith(r"\begin{tabular}")
     assert r"RoundPipe & 0.33 & – & OOM" in text
     assert r"R\&D" in text
     assert r"bubble (\%)" in text

@@ -4,6 +4,7 @@ from itertools import combinations, pairwise
 from math import inf
 
 import pytest
+from manifests import replaced
 from omegaconf import OmegaConf
 
 from analysis.exhibits.figures.own import turning
@@ -91,7 +92,7 @@ def test_rings_stand_where_lines_cross():
 def test_a_level_that_was_not_run_is_named(full_experiments: Experiments) -> None:
     rows = full_experiments.cells("turning_halves")
     with pytest.raises(MissingRuns, match="experiment=turning_halves: qwen3_1p7b 8x_rtx4090 zb_h1"):
-        turning.numbers(full_experiments.replaced("turning_halves", rows[rows["schedule"] != "zb_h1"]))
+        turning.numbers(replaced(full_experiments, "turning_halves", rows[rows["schedule"] != "zb_h1"]))
 
 
 # --- what the levels are ---------------------------------------------------------------------------------------

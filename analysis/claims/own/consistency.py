@@ -47,11 +47,23 @@ def identities(run: Record) -> Iterator[Identity]:
     if run["status"] != "ok":
         return
     if _has(run, "busy_s", "span_s"):
-        yield from _of_time(run)
+        devices, makespan_s, busy_s, idle_s = run["num_devices"], run["makespan_s"], sum(run["busy_s"]), run["idle_s"]
+        yield "idle_s", idle_s, devices * makespan_s - busy_s
+        yield "bubble_makespan", run["bubble_makespan"], idle_s / (devices * makespan_s)
+        yield "bubble_over_ideal", run["bubble_over_ideal"], idle_s / busy_s
+        yield "bubble_span", run["bubble_span"], 1 - busy_s / devices / run["span_s"]
+        yield "intra_s", run["intra_s"], max(0.0, idle_s - sum(run[f"{part}_s"] for part in _PARTS))
+        yield "busy, span and makespan in this order", max(run["busy_s"]) <= run["span_s"] * _HAIR, True
+        yield "span_s within makespan_s", run["span_s"] <= makespan_s * _HAIR, True
     if _has(run, "comm_total_s", "comm_exposed_s"):
         yield "comm_exposed_s within comm_total_s", 0 <= run["comm_exposed_s"] <= run["comm_total_s"] * _HAIR, True
-    if _has(run, "partition_layers", "num_stages"):
-        yield from _of_cut(run)
+    if _has(run, "partition_layers", "num_stages"):  # such as `4-4-4`, or `4-5|2-2-2-1-0*` with other backward stages
+        forward, _, backward = str(run["partition_layers"]).partition("|")
+        yield "num_stages", run["num_stages"], len(forward.split("-"))
+        yield "num_backward_stages", run["num_backward_stages"], len((backward or forward).split("-"))
+        if run["cost"] == "published":
+            found = sum(int(number) for number in re.findall(r"\d+", backward or forward))
+            yield "the layers of partition_layers", found, run["config"]["model"]["num_layers"]
     if _has(run, "tokens_per_s", "step_time_s", "tokens_per_step"):
         yield "tokens_per_s", run["tokens_per_s"], run["tokens_per_step"] / run["step_time_s"]
     if run.get("step_terms_s") and _has(run, "step_time_s"):
@@ -61,28 +73,6 @@ def identities(run: Record) -> Iterator[Identity]:
 
 def _has(run: Record, *names: str) -> bool:
     return all(run.get(name) is not None and run[name] == run[name] for name in names)
-
-
-def _of_time(run: Record) -> Iterator[Identity]:
-    devices, makespan_s, busy_s, idle_s = run["num_devices"], run["makespan_s"], sum(run["busy_s"]), run["idle_s"]
-    yield "idle_s", idle_s, devices * makespan_s - busy_s
-    yield "bubble_makespan", run["bubble_makespan"], idle_s / (devices * makespan_s)
-    yield "bubble_over_ideal", run["bubble_over_ideal"], idle_s / busy_s
-    yield "bubble_span", run["bubble_span"], 1 - busy_s / devices / run["span_s"]
-    yield "intra_s", run["intra_s"], max(0.0, idle_s - sum(run[f"{part}_s"] for part in _PARTS))
-    yield "busy, span and makespan in this order", max(run["busy_s"]) <= run["span_s"] * _HAIR, True
-    yield "span_s within makespan_s", run["span_s"] <= makespan_s * _HAIR, True
-
-
-def _of_cut(run: Record) -> Iterator[Identity]:
-    """Of a partition such as `4-4-4`, or `4-5|2-2-2-1-0*` with other backward stages."""
-    forward, _, backward = str(run["partition_layers"]).partition("|")
-    stages = forward.split("-")
-    yield "num_stages", run["num_stages"], len(stages)
-    yield "num_backward_stages", run["num_backward_stages"], len((backward or forward).split("-"))
-    if run["cost"] == "published":
-        found = sum(int(number) for number in re.findall(r"\d+", backward or forward))
-        yield "the layers of partition_layers", found, run["config"]["model"]["num_layers"]
 
 
 def _of_tokens(run: Record) -> Iterator[Identity]:

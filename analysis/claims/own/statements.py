@@ -18,7 +18,12 @@ from analysis.records.runs import ONE_ROUND, grouped
 
 @section(190, "What we say of our own experiments")
 def claims() -> Iterator[Claim]:
-    yield from _leads()
+    ahead = "searched cuts, the baselines recomputing ahead"
+    one_round = f"{ahead}, RoundPipe's call as one round"
+    fields = {"published": "published cuts", "searched": "searched cuts", "ahead": ahead, "one_round": one_round}
+    for field, words in fields.items():
+        needs = [need for model in PUBLISHED_MODELS for need in competing(field, model)]
+        yield from _ends("lead/{field}", _leads_of, needs, field=field, words=words)
     yield from _of_schedules()
     yield from _contest()
     yield from _contest_as_a_whole()
@@ -53,25 +58,10 @@ def _ends(
         yield stated(pattern, lambda *found, best=extreme: best(values(found)), needs=needs, end=end, **words)
 
 
-# --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
-
-
-def _leads() -> Iterator[Claim]:
-    ahead = "searched cuts, the baselines recomputing ahead"
-    one_round = f"{ahead}, RoundPipe's call as one round"
-    fields = {"published": "published cuts", "searched": "searched cuts", "ahead": ahead, "one_round": one_round}
-    for field, words in fields.items():
-        needs = [need for model in PUBLISHED_MODELS for need in competing(field, model)]
-        yield from _ends("lead/{field}", _leads_of, needs, field=field, words=words)
-
-
 def _leads_of(found: tuple[Record, ...]) -> list[float]:
-    """One lead per model, whose runs are consecutive with RoundPipe's last."""
+    """RoundPipe's lead on each model, whose runs are consecutive with RoundPipe's last."""
     each = len(found) // len(PUBLISHED_MODELS)
     return [lead_of_last(*found[first : first + each]) for first in range(0, len(found), each)]
-
-
-# --- experiments of schedules as such --------------------------------------------------------------------------
 
 
 def _of_schedules() -> Iterator[Claim]:
@@ -178,9 +168,6 @@ _PACES = {
     **dict.fromkeys(("megatron_tp", "mobius", "zero_2", "zero_3", "zero_infinity"), ("qwen3_1p7b",)),
     "roundpipe_async": ("qwen3_1p7b", "llama31_8b"),
 }
-
-
-# --- predictions ------------------------------------------------------------------------------------------------
 
 
 def _said(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from statistics import mean
 
-from analysis.claims.claim import DECLARED, Claim, Need, Record, claim, section, stated
+from analysis.claims.claim import DECLARED, Claim, Need, Record, claim, runs, section, stated
 from analysis.exhibits.figures.own.turning import LEVELS, Turn, counted, lead, step_time_s, turns
 from analysis.records.published import Printed
 from rpbench.config.configuration import swept
@@ -92,12 +92,13 @@ def _largest_ratio(*runs: Record) -> float:
 @section(140, "Rankings that turn")
 def claims() -> Iterator[Claim]:
     """The number of pairs that each level turns, and leads before and after a turn."""
-    every = product(LEVELS, *(swept(LEVELS["order"], key) for key in ("schedule", "model", "cluster")))
-    needs = tuple(_need(*each) for each in every)
+    keys = ("schedule", "model", "cluster")
+    chosen = " ".join(f"{key}={','.join(swept(LEVELS['order'], key))}" for key in keys)
+    needs = [need for experiment in LEVELS.values() for need in runs(f"{experiment} {chosen}")]
     for level in list(LEVELS)[1:]:
         yield stated(
             "turning/pairs/{level}",
-            lambda *runs, level=level: counted(turns_of(runs), list(LEVELS))[level],
+            lambda *found, level=level: counted(turns_of(found), list(LEVELS))[level],
             needs=needs,
             level=level,
         )
@@ -105,18 +106,13 @@ def claims() -> Iterator[Claim]:
         yield stated(
             "turning/lead/{level}/{one}/{other}",
             lambda first, second: 100 * lead(step_time_s(first), step_time_s(second)),
-            needs=tuple(_need(row["level"], row[name], row["model"], row["cluster"]) for name in ("one", "other")),
             **row,
         )
 
 
-def _need(level: str, schedule: str, model: str, cluster: str) -> Need:
-    return Need(LEVELS[level], {"schedule": schedule, "model": model, "cluster": cluster})
-
-
-def turns_of(runs: tuple[Record, ...]) -> list[Turn]:
-    """The turns of all models and machines; `runs` are in the order of the levels."""
+def turns_of(found: tuple[Record, ...]) -> list[Turn]:
+    """The turns of all models and machines from runs in the order of the levels."""
     times: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
+    for run in found:
         times[run["model"], run["cluster"]][run["schedule"]].append(step_time_s(run))
-    return [turn for found in times.values() for turn in turns(found, list(LEVELS))]
+    return [turn for own in times.values() for turn in turns(own, list(LEVELS))]

@@ -68,10 +68,13 @@ def intensities() -> Iterator[Claim]:
         yield claim("figure5/{model}/smallest_batch_{gpu}_true_heads", _smallest_batch, model=model, gpu="rtx4090")
     for model in PUBLISHED_MODELS:
         contradiction = "by the paper's own formula {value} sequences per upload are needed"
+        row = throughput_run(model)
+        sequences = int(row["microbatches_per_call"]) * float(row["micro_batch_sequences"])
+        source = where("run_settings", "microbatches_per_call x micro_batch_sequences", row["model"], row["source"])
         yield claim(
             "figure5/{model}/batch_of_the_run",
             _smallest_batch,
-            published=_sequences_per_upload(model),
+            published=Printed(f"{sequences:g}", source),
             model=model,
             contradiction=contradiction if model == "qwen3_235b_lora" else "",
         )
@@ -79,10 +82,3 @@ def intensities() -> Iterator[Claim]:
 
 def _smallest_batch(run: Record) -> float:
     return float(run["smallest_compute_bound_batch"])
-
-
-def _sequences_per_upload(model: str) -> Printed:
-    row = throughput_run(model)
-    sequences = int(row["microbatches_per_call"]) * float(row["micro_batch_sequences"])
-    of = "microbatches_per_call x micro_batch_sequences"
-    return Printed(f"{sequences:g}", where("run_settings", of, row["model"], row["source"]))

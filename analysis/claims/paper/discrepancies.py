@@ -3,7 +3,7 @@
 For each row we expect to contradict the published value and to reproduce the other one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,13 @@ SECTION = "Discrepancies in the published data"
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The check of a discrepancy.
-
-    Args:
-        value: the correct value, from the row and the records of `needs`.
-        needs: runs, in the form of `analysis.claims.claim.runs`; `{model}` is the row's.
-        at_most: our value may be smaller than the other value of the row.
-    """
+    """The check of a discrepancy."""
 
     kind: str
-    value: Callable[..., Value]
-    needs: tuple[str, ...] = ()
+    value: Callable[..., Value]  # the correct value, from the row and the records of `needs`
+    needs: tuple[str, ...] = ()  # runs, in the form of `analysis.claims.claim.runs`; `{model}` is the row's
     made_from: str = ""
-    at_most: bool = False
+    at_most: bool = False  # our value may be smaller than the other value of the row
 
 
 @section(100, SECTION)
@@ -47,22 +41,20 @@ def claims() -> Iterator[Claim]:
                 contradiction=f"{row['what']}: {{value}} {row['unit']}",
             )
             continue
-        subject, given = row["model"] or "RTX 4090", _fields(row, evidence)
+        subject, model = row["model"] or "RTX 4090", OUR_MODELS.get(row["model"], "")
+        given = {
+            "value": lambda *found, row=row, evidence=evidence: evidence.value(row, *found),
+            "evidence": evidence.kind,
+            "needs": tuple(need for words in evidence.needs for need in runs(words.format(model=model))),
+            "made_from": evidence.made_from,
+        }
         contradiction = f"{row['what']}. Found here: {{value}} {row['unit']}"
         holds, ought = f"{subject}: the published value holds", f"{subject}: the value it ought to be"
-        yield _claim(row, "published", holds, **given, tolerance=_finer(row), contradiction=contradiction)
+        values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
+        finer = min(value.half_unit for value in values if value is not None)  # the other's rounding may hide it
+        yield _claim(row, "published", holds, **given, tolerance=finer, contradiction=contradiction)
         relation = {"relation": "<="} if evidence.at_most else {}
         yield _claim(row, "other", f"{ought}{' at most' if relation else ''}", **given, **relation)
-
-
-def _fields(row: Row, evidence: _Evidence) -> Mapping[str, Any]:
-    model = OUR_MODELS.get(row["model"], "")
-    return {
-        "value": lambda *found: evidence.value(row, *found),
-        "evidence": evidence.kind,
-        "needs": tuple(need for words in evidence.needs for need in runs(words.format(model=model))),
-        "made_from": evidence.made_from,
-    }
 
 
 def _claim(row: Row, which: str, statement: str, **more: Any) -> Claim:
@@ -76,12 +68,6 @@ def _claim(row: Row, which: str, statement: str, **more: Any) -> Claim:
         published=cell("discrepancies", f"{which}_value", row, row["id"]),
         **more,
     )
-
-
-def _finer(row: Row) -> float:
-    """Half a unit of the last digit of the more precise value; the two may differ by less than the other's rounding."""
-    values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
-    return min(value.half_unit for value in values if value is not None)
 
 
 # --- evidence, by the kind of discrepancy --------------------------------------------------------------------

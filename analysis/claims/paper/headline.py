@@ -18,7 +18,13 @@ def claims() -> Iterator[Claim]:
         published=Printed("roundpipe, roundpipe-sync", _FIGURE10),
     )
     for model in PUBLISHED_MODELS:
-        yield from _speedup(model)
+        for column, value in (
+            ("speedup_over_best_baseline", lambda model=model: _speedup_of(model)),
+            ("best_baseline", lambda model=model: _best_baseline(model)[0]),
+        ):
+            published = printed("headline", column, model=PUBLISHED_MODELS[model])
+            if published is not None:
+                yield claim(f"headline/{{model}}/{column}", value, published=published, model=model)
         yield claim(
             "headline/{model}/async_gain",
             lambda model=model: throughput(model)["roundpipe"] / throughput(model)["roundpipe-sync"],
@@ -26,7 +32,11 @@ def claims() -> Iterator[Claim]:
         )
         yield claim("headline/{model}/achieved_tflops_per_gpu", lambda run, m=model: _tflops(m, run), model=model)
         yield claim("headline/{model}/percent_of_peak", lambda run, m=model: _percent_of_peak(m, run), model=model)
-        yield from _prediction(model)
+        for column, (kind, _, value_of) in _PREDICTIONS.items():
+            published = printed("headline", column, model=PUBLISHED_MODELS[model])
+            if published is not None:
+                name = "headline/{model}/{column}"
+                yield claim(name, value_of, published=published, model=model, column=column, kind=kind)
         yield from _prediction_against_measurement(model)
 
 
@@ -60,16 +70,6 @@ def _range_of_the_abstract() -> Iterator[Claim]:
         )
 
 
-def _speedup(model: str) -> Iterator[Claim]:
-    for column, value in (
-        ("speedup_over_best_baseline", lambda: _speedup_of(model)),
-        ("best_baseline", lambda: _best_baseline(model)[0]),
-    ):
-        published = printed("headline", column, model=PUBLISHED_MODELS[model])
-        if published is not None:
-            yield claim(f"headline/{{model}}/{column}", value, published=published, model=model)
-
-
 def _tflops(model: str, run: Record) -> float:
     """TFLOP/s per GPU, counting three forwards for each token."""
     flops_per_s = throughput(model)["roundpipe"] * 3 * run["forward_flops_per_token"]
@@ -100,14 +100,6 @@ _PREDICTIONS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
     ),
     "predicted_async_ktokens_per_s": ("asynchronous", "roundpipe", _asynchronous),
 }
-
-
-def _prediction(model: str) -> Iterator[Claim]:
-    for column, (kind, _, value) in _PREDICTIONS.items():
-        published = printed("headline", column, model=PUBLISHED_MODELS[model])
-        if published is not None:
-            name = "headline/{model}/{column}"
-            yield claim(name, value, published=published, model=model, column=column, kind=kind)
 
 
 def _prediction_against_measurement(model: str) -> Iterator[Claim]:

@@ -116,7 +116,23 @@ _BUBBLES: dict[str, tuple[str, Callable[[Record], float]]] = {
 def planner_claims() -> Iterator[Claim]:
     """Stage counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
     for row in table("planner"):
-        yield from _uncapped(row) if row["memory_cap"] == "none" else _capped(row)
+        given: dict[str, Any] = {"model": OUR_MODELS[row["model"]]}
+        if row["memory_cap"] == "none":
+            for direction, count in _COUNTS.items():
+                counted = {"metric": f"{direction} stages", "unit": "stages", "tolerance": 0.0, "evidence": "derived"}
+                yield from _planned(row, f"{direction}_stages", itemgetter(count), **given, **counted)
+            for column, (metric, value) in _BUBBLES.items():
+                yield from _planned(row, column, value, **given, metric=metric, unit="%")
+            continue
+        for direction in _COUNTS:
+            yield claim(
+                "planner/{model}/{direction}_stages_24gb",
+                lambda run, direction=direction: len(getattr(capped_plan(run), direction)),
+                published=cell("planner", f"{direction}_stages", row, f"{row['model']}, {row['memory_cap']}"),
+                made_from=CAPPED_PLANNER,
+                direction=direction,
+                **given,
+            )
     for model, (direction, count) in product(PUBLISHED_MODELS, _COUNTS.items()):
         differs = model in _OTHER_COUNTS and direction == "forward"
         why = "the released planner makes {value} of the same timings" if differs else ""
@@ -124,31 +140,10 @@ def planner_claims() -> Iterator[Claim]:
         yield claim(name, itemgetter(count), contradiction=why, model=model, direction=direction)
 
 
-def _uncapped(row: Row) -> Iterator[Claim]:
-    given = {"model": OUR_MODELS[row["model"]]}
-    for direction, count in _COUNTS.items():
-        counted = {"metric": f"{direction} stages", "unit": "stages", "tolerance": 0.0, "evidence": "derived"}
-        yield from _planned(row, f"{direction}_stages", itemgetter(count), **given, **counted)
-    for column, (metric, value) in _BUBBLES.items():
-        yield from _planned(row, column, value, **given, metric=metric, unit="%")
-
-
 def _planned(row: Row, column: str, value: Callable[[Record], float], **given: Any) -> Iterator[Claim]:
     published = cell("planner", column, row, f"{row['model']}, no memory cap")
     if published is not None:
         yield claim("planner/{model}/{column}", value, published=published, column=column, **given)
-
-
-def _capped(row: Row) -> Iterator[Claim]:
-    for direction in _COUNTS:
-        yield claim(
-            "planner/{model}/{direction}_stages_24gb",
-            lambda run, direction=direction: len(getattr(capped_plan(run), direction)),
-            published=cell("planner", f"{direction}_stages", row, f"{row['model']}, {row['memory_cap']}"),
-            made_from=CAPPED_PLANNER,
-            model=OUR_MODELS[row["model"]],
-            direction=direction,
-        )
 
 
 def capped_plan(run: Record) -> Partition:

@@ -78,8 +78,6 @@ def _row(row: Row) -> Row:
     }
 
 
-# --- the figure ----------------------------------------------------------------------------------------------
-
 _MARKS = (("replay", "processor time on the graph", style.VERMILION, "o"), ("wall", "clock", style.BLACK, "x"))
 TOP = 1.6  # the end of the axis: ratios beyond it come from other programs on the processor
 
@@ -102,8 +100,7 @@ def _panel(axes: Axes, rows: Mapping[str, Row]) -> str:
         places = [place for place, _ in shown]
         errors = [[r.median - r.low for _, r in shown], [r.high - r.median for _, r in shown]]
         axes.errorbar(places, [r.median for _, r in shown], errors, fmt=marker, color=colour, capsize=2, label=name)
-    axes.set_ylim(0.6, TOP)
-    axes.set_ylabel("measured / predicted")
+    axes.set(ylim=(0.6, TOP), ylabel="measured / predicted")
     return f"▲ {outside} above {TOP:g}: other programs had the processor" if outside else ""
 
 

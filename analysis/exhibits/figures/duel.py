@@ -124,8 +124,6 @@ def _share(found: Mapping[str, Finding], name: str, run_ids: tuple[str, ...]) ->
     return ours(found[name].ratio / found[LIMIT].ratio, ".3f", run_ids)
 
 
-# --- the figure ----------------------------------------------------------------------------------------------
-
 _BARS = (
     ("simulated_makespan_s", "predicted", style.SKY, style.HATCHES["predicted"]),
     ("emulated_makespan_s", "emulated", style.ORANGE, style.HATCHES["emulated"]),

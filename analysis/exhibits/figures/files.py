@@ -162,8 +162,7 @@ def _settle(
 ) -> None:
     """Find the layout once and remove its engine, which would draw the figure twice for each file.
 
-    Args:
-        canvas: measures the words; a PDF has 72 dots per inch.
+    The canvas measures the words; a PDF has 72 dots per inch.
     """
     engine = figure.get_layout_engine()
     if engine is None:
@@ -198,7 +197,7 @@ def save_table(table: Table, stem: str, folder: Path = OUT) -> list[Path]:
         rows = csv.writer(out, lineterminator="\n")
         rows.writerow(table.columns)
         rows.writerows([_csv_value(cell) for cell in row] for row in table.rows)
-    paths[1].write_text(latex(table), encoding="utf-8")
+    paths[1].write_text(frame(table).to_latex(index=False, escape=True), encoding="utf-8")  # for the package booktabs
     return paths
 
 
@@ -207,11 +206,6 @@ def _csv_value(cell: Cell) -> Any:
     if cell.value is not None:
         return cell.value
     return "" if cell.text == NOTHING.text else cell.text
-
-
-def latex(table: Table) -> str:
-    """A LaTeX tabular for the package booktabs."""
-    return frame(table).to_latex(index=False, escape=True)
 
 
 def frame(table: Table) -> pd.DataFrame:

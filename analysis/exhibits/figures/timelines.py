@@ -158,10 +158,8 @@ def draw_atlas(rows: pd.DataFrame, results: Path) -> Figure:
             drawn.append(draw_small(axes, read_timeline(row, results), text, _FORWARDS_PER_S))
         for axes in panels[len(rows) :]:
             axes.remove()
-        panels[0].set_xlim(0, _FORWARDS_PER_S * rows["makespan_s"].max())
         figure.supxlabel("time (forwards)", fontsize=8.5)
         figure.supylabel("device", fontsize=8.5)
-        panels[0].set_yticks([0, 3])
-        panels[0].set_ylim(3.5, -0.5)
+        panels[0].set(xlim=(0, _FORWARDS_PER_S * rows["makespan_s"].max()), ylim=(3.5, -0.5), yticks=[0, 3])
         _legend(figure, drawn, "outside upper center", 6)
         return figure

@@ -122,6 +122,8 @@ Multiples = Mapping[str, Spread]
 def simulated(experiments: Experiments) -> Shown:
     """All systems on eight devices and the published models, at equal tuning."""
     rows, multiples, behind = contest_numbers(experiments), *_multiples(experiments)
+    sizes = rows.groupby("model", sort=False)["tokens_per_step"].first()
+    *most, last = [f"{sizes[model] / 1000:,.0f}" for model in MODELS if model in sizes]
     systems = [
         row
         | _system(row, "bubble_steady", multiples, behind)
@@ -133,20 +135,13 @@ def simulated(experiments: Experiments) -> Shown:
         draw=partial(draw, rows),
         table=declared_table("figure10", systems),
         words={
-            "steps": _steps(rows),
+            "steps": f"{', '.join(most)} and {last}" if most else last,
             "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
             "late": _LATE,
             "others": (f"Not compared yet: {', '.join(names)}. " if (names := not_compared()) else ""),
             "answer": answer(rows),
         },
     )
-
-
-def _steps(rows: pd.DataFrame) -> str:
-    """Thousands of tokens of a step for each model."""
-    sizes = rows.groupby("model", sort=False)["tokens_per_step"].first()
-    *most, last = [f"{sizes[model] / 1000:,.0f}" for model in MODELS if model in sizes]
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 _LATE = (
@@ -268,8 +263,7 @@ def _draw_model(axes: Axes, rows: pd.DataFrame) -> None:
         axes.text(row["pace"] + 0.01 * room, height, f"{row['pace']:,.0f}", va="center", fontsize=6)
     names = [_name(row) for row in ordered.to_dict("records")]
     axes.set_yticks(range(len(names)), names, fontsize=6)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, room)
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, room))
     style.grid_for_rows(axes, num_ticks=3)
 
 

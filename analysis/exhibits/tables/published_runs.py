@@ -113,13 +113,13 @@ def _apart(row: dict) -> Cell:
         return NOTHING
     if abs(gap) <= AGREE:
         return label(f"{100 * gap:+.1f} %")
-    terms = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in _largest(row["predicted_terms_s"]))
-    own = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in _largest(row["step_terms_s"]))
-    return label(f"{100 * gap:+.1f} %: {own}; predictor: {terms}")
+    own, other = (_largest(row[name]) for name in ("step_terms_s", "predicted_terms_s"))
+    return label(f"{100 * gap:+.1f} %: {own}; predictor: {other}")
 
 
-def _largest(terms: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(terms.items(), key=lambda item: -item[1])[:3]
+def _largest(terms: Mapping[str, float]) -> str:
+    found = sorted(terms.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {seconds:.3g} s" for name, seconds in found)
 
 
 def _setting(row: dict, equal: dict) -> str:

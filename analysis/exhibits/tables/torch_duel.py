@@ -82,8 +82,8 @@ def _answer(row: Row) -> str:
     name = method_name(row["schedule"])
     if row["status"] != "ok":
         return f"{name}: failed, {row['reason']}"
-    over, kind = ("over_own", "") if _is_there(row["over_own"]) else ("over_own_disturbed", ", disturbed runs included")
-    if not _is_there(row[over]):
+    over, kind = ("over_own", "") if pd.notna(row["over_own"]) else ("over_own_disturbed", ", disturbed runs included")
+    if pd.isna(row[over]):
         return f"{name}: too few runs for a ratio"
     return (
         f"{name} as a table takes {_text(row, over)} times torch's own{kind} ({row['verdict']}), its replay explains "
@@ -101,7 +101,9 @@ def _row(row: Row) -> Row:
         return blank("torch_duel") | shown | {"verdict": f"failed: {row['reason']}"}
     reason = row["verdict_reason"]
     ratios = ("over_own", "over_own_disturbed", "cpu_over_own_disturbed", "replay_over_wall", "predicted_over_wall")
-    shown |= {name: _interval(row, name) for name in ratios}
+    for name in ratios:
+        known = pd.notna(row.get(name))
+        shown[name] = Cell(row[name], _text(row, name), (row["run_id"],)) if known else NOTHING
     shown |= {part: 100 * row["missing_shares"][part] for part in MISSING}
     shown |= {
         "verdict": f"{row['verdict']}: {reason}" if reason else row["verdict"],
@@ -111,17 +113,9 @@ def _row(row: Row) -> Row:
     return row | shown
 
 
-def _interval(row: Mapping[str, Any], name: str) -> Cell:
-    return Cell(row[name], _text(row, name), (row["run_id"],)) if _is_there(row.get(name)) else NOTHING
-
-
 def _text(row: Mapping[str, Any], name: str) -> str:
     value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return f"{value:.3f} ({low:.3f}–{high:.3f})" if _is_there(low) and _is_there(high) else f"{value:.3f}"
-
-
-def _is_there(value: Any) -> bool:
-    return value is not None and value == value
+    return f"{value:.3f} ({low:.3f}–{high:.3f})" if pd.notna(low) and pd.notna(high) else f"{value:.3f}"
 
 
 exhibit_of("torch_duel", lambda experiments: found_rows(experiments.cells("torch_duel")), tabulate, answer=answer)

@@ -14,15 +14,11 @@ _MADE = {
     "league": (league.FILE, league.table),
     "outcomes": (writing.OUTCOMES_FILE, writing.rows),
 }
-# Command -> the page with its table, the module with the table's marks, and the text.
+# Command -> the page with its table between marks, and the text.
 _TOLD = {
-    "memory": (
-        memory_holdout.PAGE,
-        memory_holdout,
-        lambda rows: memory_holdout.table_text(memory_holdout.summaries(rows)),
-    ),
-    "league": (writing.PAGE, league, league.table_text),
-    "outcomes": (writing.PAGE, writing, lambda _: writing.table_text(writing.summary())),
+    "memory": (memory_holdout.PAGE, lambda rows: memory_holdout.table_text(memory_holdout.summaries(rows))),
+    "league": (writing.PAGE, league.table_text),
+    "outcomes": (writing.PAGE, lambda _: writing.table_text(writing.summary())),
 }
 
 
@@ -33,8 +29,8 @@ def main(argv: list[str]) -> int:
     file, make = _MADE[argv[0]]
     rows = list(make())
     if argv[0] in _TOLD:
-        page, marks, text = _TOLD[argv[0]]
-        tables.put(page, marks.BEGIN, text(rows), marks.END)
+        page, text = _TOLD[argv[0]]
+        tables.put(page, f"clusters:{argv[0]}", text(rows))
     print(f"{argv[0]}: {tables.write(file, rows)} rows", file=sys.stderr)
     return 0
 

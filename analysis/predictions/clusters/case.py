@@ -29,38 +29,23 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A published run.
+    """A published run."""
 
-    Args:
-        id: `file/row` of its source.
-        job: None if it cannot be modelled, for the reason in `note`.
-        step_time_s, memory_bytes: as measured, if they are given.
-        early: measured in the slower, earlier sessions of its source.
-        repeats: how often the job's microbatches run in a step.
-        memory_rank: the pipeline rank whose memory the source prints; None for the fullest.
-        configuration: rows with the same one are repeats.
-        fits: whether constants may be fitted on it.
-        verdict: `oom` or empty.
-        asks: what the source prints: `time`, `memory` or both.
-        note: assumptions, or why it is not modelled.
-        exact: whether its pipeline is simulated instead of a closed form.
-        said: the prediction of another model, for a run that is no job on a mesh.
-    """
-
-    id: str
-    job: Job | None
+    id: str  # `file/row` of its source
+    job: Job | None  # None if it cannot be modelled, for the reason in `note`
+    # step_time_s, memory_bytes: as measured, if they are given
     step_time_s: float | None = None
     memory_bytes: float | None = None
-    early: bool = False
-    repeats: int = 1
-    memory_rank: int | None = None
-    configuration: str = ""
-    fits: bool = True
-    verdict: str = ""
-    asks: tuple[str, ...] = ("time",)
-    note: str = ""
-    exact: bool = False
-    said: Said | None = None
+    early: bool = False  # measured in the slower, earlier sessions of its source
+    repeats: int = 1  # how often the job's microbatches run in a step
+    memory_rank: int | None = None  # the pipeline rank whose memory the source prints; None for the fullest
+    configuration: str = ""  # rows with the same one are repeats
+    fits: bool = True  # whether constants may be fitted on it
+    verdict: str = ""  # `oom` or empty
+    asks: tuple[str, ...] = ("time",)  # what the source prints: `time`, `memory` or both
+    note: str = ""  # assumptions, or why it is not modelled
+    exact: bool = False  # whether its pipeline is simulated instead of a closed form
+    said: Said | None = None  # the prediction of another model, for a run that is no job on a mesh
 
     @property
     def tokens(self) -> int:
@@ -136,22 +121,16 @@ def number(text: str | None) -> float | None:
 
 
 class Unseen(NamedTuple):
-    """A deviation that adds to a set's own.
+    """A deviation that adds to a set's own."""
 
-    Args:
-        name: as in notes.
-        why: the reason for the size of the deviation.
-        sets, devices, frameworks: the names it applies to, perhaps with `*` at the end; all if empty.
-        only: one of `ONLY`, if it applies to some of these alone.
-    """
-
-    name: str
+    name: str  # as in notes
     log_sd: float
-    why: str
+    why: str  # the reason for the size of the deviation
+    # sets, devices, frameworks: the names it applies to, perhaps with `*` at the end; all if empty
     sets: Sequence[str] = ()
     devices: Sequence[str] = ()
     frameworks: Sequence[str] = ()
-    only: str = ""
+    only: str = ""  # one of `ONLY`, if it applies to some of these alone
 
     def applies(self, case: Case) -> bool:
         job = case.job

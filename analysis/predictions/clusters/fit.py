@@ -5,7 +5,7 @@ log(constant / prior) / log-sd. A constant more than a factor of 3 from its prio
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.predictions.clusters.case import TABLES, Case, Model, rows_of
+from analysis.predictions.clusters.case import TABLES, Case, Model, Row, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
 from rpbench.cost.hardware.device import CONF
 from rpbench.mesh.job import Job
@@ -34,32 +34,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Problem:
-    """Constants that are fitted together.
-
-    Args:
-        rows: the sets of given rows.
-        softwares: frameworks whose constants are fitted.
-        shared: constants with one value for all of them.
-        own: constants with a value for each.
-        parts: (constant, frameworks) with one value for some of them.
-        prior_from: a framework whose fitted constants are the priors here.
-        shrink: factor of the deviations of such priors.
-        heirs: frameworks without rows, which get the shared constants.
-        sds: deviations of logarithms of constants, other than those of `PRIORS`.
-        axes: of `holdout.AXES`, along which groups of rows are left out.
-    """
+    """Constants that are fitted together."""
 
     name: str
-    rows: tuple[str, ...]
-    softwares: tuple[str, ...]
-    shared: tuple[str, ...]
-    own: tuple[str, ...] = ()
-    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    prior_from: str = ""
-    shrink: float = 0.5
-    heirs: tuple[str, ...] = ()
+    rows: tuple[str, ...]  # the sets of given rows
+    softwares: tuple[str, ...]  # frameworks whose constants are fitted
+    shared: tuple[str, ...]  # constants with one value for all of them
+    own: tuple[str, ...] = ()  # constants with a value for each
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (constant, frameworks) with one value for some of them
+    prior_from: str = ""  # a framework whose fitted constants are the priors here
+    shrink: float = 0.5  # factor of the deviations of such priors
+    heirs: tuple[str, ...] = ()  # frameworks without rows, which get the shared constants
+    # deviations of logarithms of constants, other than those of `PRIORS`
     sds: Mapping[str, float] = field(default_factory=dict)
-    axes: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()  # of `holdout.AXES`, along which groups of rows are left out
 
 
 @dataclass(frozen=True)
@@ -105,7 +93,14 @@ def fit(problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str
     ]
 
     def residuals(theta: Floats, of: Sequence[Case] = chosen) -> Floats:
-        return _residuals(of, Model(_values(parameters, theta, base)))
+        model, known = Model(_values(parameters, theta, base)), dict[tuple[Job | None, bool, int], float]()
+        found = []
+        for case in of:
+            key = (case.job, case.early, case.repeats)  # repeats are predicted once
+            if key not in known:
+                known[key] = model.step_time_s(case)
+            found.append(log(known[key] / case.measured_s))
+        return np.array(found)
 
     def jacobian(theta: Floats, current: Floats) -> Floats:
         found = np.zeros((len(chosen), len(parameters)))
@@ -129,10 +124,8 @@ def gauss_newton(
 ) -> tuple[Floats, Floats]:
     """The logarithms of constants over priors at the minimum, and the matrix of the normal equations there.
 
-    Args:
-        residuals: log(predicted / measured) of the cases.
-        jacobian: their derivatives (cases, constants), from the logarithms and the residuals there.
-        log_sds: deviations of the priors.
+    The residuals are log(predicted / measured) of the cases; the jacobian has their derivatives (cases, constants),
+    from the logarithms and the residuals there. `log_sds` are deviations of the priors.
     """
     counts = Counter(case.configuration for case in cases)
     weights = np.array([1.0 / counts[case.configuration] for case in cases]) ** 0.5
@@ -161,17 +154,6 @@ def _values(
         for name in parameter.softwares:
             found.setdefault(name, {})[parameter.constant] = parameter.prior * exp(moved)
     return found
-
-
-def _residuals(cases: Sequence[Case], model: Model) -> Floats:
-    known: dict[tuple[Job | None, bool, int], float] = {}
-    found = []
-    for case in cases:
-        key = (case.job, case.early, case.repeats)  # repeats are predicted once
-        if key not in known:
-            known[key] = model.step_time_s(case)
-        found.append(log(known[key] / case.measured_s))
-    return np.array(found)
 
 
 SETS: tuple[str, ...] = tuple(TABLES["sets"])
@@ -207,52 +189,41 @@ FILE: Path = CONF / "software" / "constants.csv"
 NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"})
 
 
-def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
-    """Every problem's fit by name, without the rows with some ids."""
+def rows() -> list[Row]:
     known: dict[str, dict[str, float]] = {}
-    found = {}
+    found: list[Row] = []
     for problem in PROBLEMS:
-        cases = [case for case in cases_of(problem) if case.id not in leave_out]
-        found[problem.name] = fit(problem, cases, known)
-        known |= found[problem.name].values
+        fitted = fit(problem, cases_of(problem), known)
+        known |= fitted.values
+        found += _found(problem, fitted)
     return found
 
 
-def rows() -> list[dict[str, str]]:
-    return [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
+def _found(problem: Problem, fitted: Fitted) -> Iterator[Row]:
+    def row(
+        name: str, constant: str, value: float, prior: float, log_sds: Sequence[float], origin: str
+    ) -> dict[str, str]:
+        return {
+            "software": name,
+            "constant": constant,
+            "value": f"{value:.6g}",
+            "prior": f"{prior:.6g}",
+            "log_sd_prior": f"{log_sds[0]:.3g}",
+            "log_sd": f"{log_sds[1]:.3g}",
+            "origin": origin,
+            "rows": " ".join(problem.rows),
+            "meaning": PRIORS[constant].meaning,
+        }
 
-
-def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
-    found = []
     sought = {(name, each.constant) for each in fitted.parameters for name in each.softwares}
     for parameter, log_sd in zip(fitted.parameters, fitted.log_sd, strict=True):
         heirs = problem.heirs if parameter.constant not in NOT_INHERITED else ()
         for name in (*parameter.softwares, *heirs):
             value = fitted.values[parameter.softwares[0]][parameter.constant]
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
-            deviations = (parameter.log_sd, log_sd)
-            found.append(_constant(name, parameter.constant, value, parameter.prior, deviations, origin, problem))
+            yield row(name, parameter.constant, value, parameter.prior, (parameter.log_sd, log_sd), origin)
     for name in problem.softwares if problem.prior_from else ():  # constants from another fit
         declared = declared_software(name).constants
         for constant, value in fitted.values[name].items():
             if (name, constant) not in sought and value != declared[constant]:
-                deviations = (PRIORS[constant].log_sd,) * 2
-                found.append(_constant(name, constant, value, value, deviations, f"as {problem.prior_from}", problem))
-    return found
-
-
-def _constant(
-    name: str, constant: str, value: float, prior: float, deviations: tuple[float, float], origin: str, problem: Problem
-) -> dict[str, str]:
-    """A row of the file; `deviations` before and after the fit."""
-    return {
-        "software": name,
-        "constant": constant,
-        "value": f"{value:.6g}",
-        "prior": f"{prior:.6g}",
-        "log_sd_prior": f"{deviations[0]:.3g}",
-        "log_sd": f"{deviations[1]:.3g}",
-        "origin": origin,
-        "rows": " ".join(problem.rows),
-        "meaning": PRIORS[constant].meaning,
-    }
+                yield row(name, constant, value, value, (PRIORS[constant].log_sd,) * 2, f"as {problem.prior_from}")

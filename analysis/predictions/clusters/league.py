@@ -24,7 +24,6 @@ from analysis.records.runs import grouped
 from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
-BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
 
 
 def table() -> list[dict[str, str]]:

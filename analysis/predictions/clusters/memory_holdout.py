@@ -11,7 +11,6 @@ of summed gradients) are not made again without a group, so these errors are a l
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -71,10 +70,8 @@ def _traits(names: Sequence[str], theta: Floats) -> Traits:
     return {name: TRAITS[name].value * exp(moved) for name, moved in zip(names, theta, strict=True)}
 
 
-ROOT = Path(__file__).resolve().parents[3]
-FILE = ROOT / "analysis" / "predictions" / "clusters_memory.csv"
-PAGE = ROOT / "docs" / "predictions.md"
-BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
+FILE = tables.FOLDER / "clusters_memory.csv"
+PAGE = tables.FOLDER.parents[1] / "docs" / "predictions.md"
 
 _GROUPS = {
     "model": of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}"),
@@ -88,23 +85,14 @@ AXES = {name: Axis(name, group) for name, group in _GROUPS.items()}
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that are judged together.
+    """Rows that are judged together."""
 
-    Args:
-        name: in the tables.
-        set: the file of the rows.
-        traits: fitted on them, if any.
-        axes: groupings; every group is left out once.
-        bar: largest median of the absolute error of withheld rows.
-        experts: only models with experts, or only those without; None for both.
-    """
-
-    name: str
-    set: str
-    traits: tuple[str, ...]
-    axes: tuple[Axis, ...]
-    bar: float | None = None
-    experts: bool | None = None
+    name: str  # in the tables
+    set: str  # the file of the rows
+    traits: tuple[str, ...]  # fitted on them, if any
+    axes: tuple[Axis, ...]  # groupings; every group is left out once
+    bar: float | None = None  # largest median of the absolute error of withheld rows
+    experts: bool | None = None  # only models with experts, or only those without; None for both
 
     def cases(self) -> list[Case]:
         """The given rows with printed memory or a printed verdict."""
@@ -142,9 +130,6 @@ def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
         "verdict": case.verdict or "ok",
         "predicted_verdict": "oom" if out_of_memory(case, model) else "ok",
     }
-
-
-# --- results ----------------------------------------------------------------------------------------------------
 
 
 class Summary(NamedTuple):

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import exp, log
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -24,23 +23,15 @@ Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
 
 
 class Score(NamedTuple):
-    """The score of some predictions.
-
-    Args:
-        rows: number of compared rows.
-        median, p90: of absolute errors.
-        bias: median of the errors.
-        right, pairs: pairs in the right order, and all pairs.
-        inside: fraction of rows in their intervals; None without intervals.
-    """
-
-    rows: int
+    rows: int  # number of compared rows
+    # median, p90: of absolute errors
     median: float
     p90: float
-    bias: float
+    bias: float  # median of the errors
+    # right, pairs: pairs in the right order, and all pairs
     right: int
     pairs: int
-    inside: float | None
+    inside: float | None  # fraction of rows in their intervals; None without intervals
 
     @property
     def order(self) -> str:
@@ -54,12 +45,9 @@ def score(
     widths: Mapping[str, float] | None = None,
     quantity: str = "step_time_s",
 ) -> Score:
-    """The score of predicted steps, or of peak bytes without pairs.
+    """The score of a predicted `quantity` of given rows, without pairs for peak bytes.
 
-    Args:
-        cases: given rows; those without a prediction do not count.
-        widths: half the width of the logarithm of each row's interval.
-        quantity: the measured field of a case.
+    Rows without a prediction do not count; `widths` are half those of the logarithms of their intervals.
     """
     known = [case for case in cases if case.id in predicted and getattr(case, quantity)]
     errors = {case.id: predicted[case.id] / getattr(case, quantity) - 1 for case in known}
@@ -95,7 +83,7 @@ def part_of(case: Case) -> str:
     return f"{case.set_name}, {'experts' if case.job.architecture.experts else 'dense'}"
 
 
-FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
+FILE = tables.FOLDER / "clusters.csv"
 _STEP, _PEAK = ([f"{name}{end}" for end in ("", "_low", "_high")] for name in ("step_time_s", "peak_memory_bytes"))
 COLUMNS = ("id", "status", *_STEP, "tokens_per_s_per_gpu", *_PEAK, "note")
 NINE_IN_TEN = 1.645
@@ -156,25 +144,17 @@ def out_of_memory(case: Case, model: Model) -> bool:
     return case.job is not None and bool(model.memory_bytes(case) > BEYOND * case.job.machine.device.memory_bytes)
 
 
-ROOT = Path(__file__).resolve().parents[3]
-SEALED = Path(__file__).resolve().parents[1] / "sealed_760beda"
+SEALED = tables.FOLDER / "sealed_760beda"
 OUTCOMES_FILE = SEALED / "outcomes.csv"
-PAGE = ROOT / "docs" / "second_round.md"
-BEGIN, END = "<!--clusters:outcomes-->\n", "<!--/clusters:outcomes-->\n"
+PAGE = tables.FOLDER.parents[1] / "docs" / "second_round.md"
 PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # these print rates
 Row = dict[str, str]
 
 
-def sealed() -> dict[str, Row]:
-    """The rows that were committed, by id."""
-    return {row["id"]: row for row in tables.read("clusters", SEALED)}
-
-
 def answered() -> list[tuple[Case, Row]]:
     """Rows that were predicted blind, with measurements that are known now."""
-    known = sealed()
-    cases = [case for case in given(SETS) if case.id in known and known[case.id]["status"] == "ok"]
-    return [(case, known[case.id]) for case in cases]
+    known = {row["id"]: row for row in tables.read("clusters", SEALED) if row["status"] == "ok"}
+    return [(case, known[case.id]) for case in given(SETS) if case.id in known]
 
 
 def predicted_s(case: Case, row: Row) -> float:
@@ -211,11 +191,10 @@ def _row(case: Case, row: Row, quantity: str, measured: float, scale: float) -> 
 def summary() -> list[tuple[str, str, Score]]:
     """(set, quantity, score) of the blind round, of the rows that are known now."""
     found = []
-    for words, quantity, set_of in (
-        ("step", "step_time_s", part_of),
-        ("memory", "peak_memory_bytes", lambda case: case.set_name),
+    for words, field, quantity, set_of in (
+        ("step", "step_time_s", "step_time_s", part_of),
+        ("memory", "memory_bytes", "peak_memory_bytes", lambda case: case.set_name),
     ):
-        field = "step_time_s" if words == "step" else "memory_bytes"
         known = {case.id: (case, row) for case, row in answered() if getattr(case, field) and row[quantity]}
         said = {
             name: predicted_s(*pair) if words == "step" else float(pair[1][quantity]) for name, pair in known.items()

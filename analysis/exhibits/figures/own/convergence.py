@@ -54,8 +54,7 @@ def spread(values: Sequence[float]) -> Spread:
 def token_multiples(data: pd.DataFrame, by_batch: Sequence[str]) -> dict[str, Spread]:
     """Tokens to the goal of the flushed method that steps as often, over that method's, seed by seed.
 
-    Args:
-        by_batch: methods that step once a batch; the others step after every microbatch.
+    The methods `by_batch` step once a batch, the others after every microbatch.
     """
     found = {}
     for plain, often in ((PLAIN, False), (ONE_BY_ONE, True)):
@@ -119,10 +118,9 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    goal = goal_of(data)
+    goal, multiples = goal_of(data), token_multiples(data, BY_BATCH)
     data = data.assign(**{f"{over}_needed": reached(data, over, goal) for over in ("tokens", "seconds")})
-    multiples = token_multiples(data, BY_BATCH)
-    rows = [_row(method, data[data["method"] == method], multiples[method]) for method in METHODS]
+    rows = (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS)
     return declared_table("convergence", rows)
 
 
@@ -149,10 +147,8 @@ def draw(data: pd.DataFrame) -> Figure:
             rows = data[data["method"] == method]
             _curve(left, rows, "tokens", look, 1e-3)
             _curve(right, rows, "seconds", look, 1.0)
-        left.set_xlabel("tokens (thousands)")
-        right.set_xlabel("simulated time (s)")
-        left.set_ylabel("training loss (nats per byte)")
-        right.set_xscale("log")  # a flush after every microbatch takes many times as long
+        left.set(xlabel="tokens (thousands)", ylabel="training loss (nats per byte)")
+        right.set(xlabel="simulated time (s)", xscale="log")  # a flush after every microbatch takes many times as long
         right.minorticks_off()
         style.legend_below(figure, left, ncols=4)
         return figure

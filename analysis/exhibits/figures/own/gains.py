@@ -43,9 +43,13 @@ def _beside(row: dict, paces: Mapping[tuple[str, str], dict]) -> dict | None:
 
 def answer(data: pd.DataFrame) -> str:
     wins, losses = data[data["slower"] > 1], data[data["slower"] < 1]
+    by_model = (
+        f"{style.model_name(model)} {(wins['model'] == model).sum()} faster, {(losses['model'] == model).sum()} slower"
+        for model in runs.models_of(data)
+    )
     return (
         f"Of {len(data)} distinct rivals that fit, RoundPipe is faster than {len(wins)}{_most(wins)}, and slower than "
-        f"{len(losses)}{_most(losses)}. {_by_model(data)}"
+        f"{len(losses)}{_most(losses)}. {'; '.join(by_model)}."
     )
 
 
@@ -56,16 +60,6 @@ def _most(rows: pd.DataFrame) -> str:
     factor = max(row["slower"], 1 / row["slower"])
     name, model = style.method_name(row["schedule"]), style.model_name(row["model"])
     return f" by up to {factor:.2f} times ({name} on {model})"
-
-
-def _by_model(data: pd.DataFrame) -> str:
-    parts = []
-    for model in runs.MODELS:
-        rows = data[data["model"] == model]
-        if len(rows):
-            won, lost = (rows["slower"] > 1).sum(), (rows["slower"] < 1).sum()
-            parts.append(f"{style.model_name(model)} {won} faster, {lost} slower")
-    return "; ".join(parts) + "."
 
 
 def tabulate(data: pd.DataFrame) -> Table:

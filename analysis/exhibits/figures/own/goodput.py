@@ -73,8 +73,7 @@ def draw(data: pd.DataFrame) -> Figure:
         ratio, claimed = over_bamboo(data), look_up("failures", "value", quantity=OVER_BAMBOO).value
         right.plot(ratio.index, ratio, color=style.GREEN, marker="^", label="ours, simulated")
         right.axhline(claimed, color=style.BLACK, linestyle="--", label=f"ReCycle's abstract: up to {claimed:g}")
-        right.set_ylabel("goodput of detours over shadows")
-        right.set_ylim(0.9, 1.9)
+        right.set(ylabel="goodput of detours over shadows", ylim=(0.9, 1.9))
         words = "copies, shadows, morphing: no figure\nof goodput in what we have read"
         right.annotate(words, (0.03, 0.03), xycoords="axes fraction", fontsize=7)
         _hours(right, data)

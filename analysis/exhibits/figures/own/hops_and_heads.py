@@ -39,9 +39,7 @@ def hop_draw(data: pd.DataFrame) -> Figure:
             )
             shown = data[data["family"] == family].assign(name=lambda rows: rows["schedule"].map(style.method_name))
             sns.lineplot(shown, x="hop", y="bubble", hue="name", style="name", markers=True, dashes=False, ax=axes)
-            axes.set_title(family)
-            axes.set_xlabel("hop time / forward time")
-            axes.set_ylabel("bubble (%)")
+            axes.set(title=family, xlabel="hop time / forward time", ylabel="bubble (%)")
             axes.legend(title=None, fontsize=6.4)
         for number, axes in enumerate(panels[len(families) :], start=len(families)):
             axes.remove()
@@ -51,7 +49,7 @@ def hop_draw(data: pd.DataFrame) -> Figure:
 
 
 _HOPS = by_schedule("hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
-hop_exhibit = exhibit_of("hop_latency", hop_numbers, _HOPS, hop_draw, answer=hop_answer)
+exhibit_of("hop_latency", hop_numbers, _HOPS, hop_draw, answer=hop_answer)
 
 
 # --- a heavy head: all cuts are searched ------------------------------------------------------------------------
@@ -96,16 +94,13 @@ def head_draw(data: pd.DataFrame) -> Figure:
                 legend="full",
                 ax=axes,
             )
-            axes.set_xlabel("work of the head / work of a device's layers")
-            axes.set_ylabel(text)
-        handles, names = left.get_legend_handles_labels()
-        for axes in (left, right):
+            axes.set(xlabel="work of the head / work of a device's layers", ylabel=text)
             axes.get_legend().remove()
-        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        style.legend_below(figure, left, ncols=4)
         return figure
 
 
 _HEADS = by_schedule(
     "head", {"bubble": ("head {:g}: bubble (%)", ".2f"), "slower": ("head {:g}: step time / RoundPipe's", ".3f")}
 )
-head_exhibit = exhibit_of("uneven_head", head_numbers, _HEADS, head_draw, answer=head_answer)
+exhibit_of("uneven_head", head_numbers, _HEADS, head_draw, answer=head_answer)

@@ -58,12 +58,10 @@ def draw(data: pd.DataFrame) -> Figure:
         largest = data[data["num_devices"] == most]["bubble"]
         _draw_curves(left, data, "bubble")
         left.set_title(f"Idle on {most:,} devices: {largest.min():.0f} to {largest.max():.0f} % of the time")
-        left.set_ylabel("bubble of the makespan (%)")
-        left.set_yscale("log")
+        left.set(ylabel="bubble of the makespan (%)", yscale="log")
         left.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
         _draw_curves(right, data, "peak")
-        right.set_title("Who binds stages keeps ever more of the batch")
-        right.set_ylabel("peak activations (microbatches)")
+        right.set(title="Who binds stages keeps ever more of the batch", ylabel="peak activations (microbatches)")
         right.set_yscale("log", base=2)
         right.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
         for axes in (left, right):

@@ -107,9 +107,8 @@ def draw(data: pd.DataFrame) -> Figure:
         for count, axes in zip(counts, panels, strict=True):
             _draw_panel(axes, data[data["num_microbatches"] == count], legend=count == counts[0])
             axes.set_title(f"{count} microbatches")
-        handles, names = panels[0].get_legend_handles_labels()
         panels[0].get_legend().remove()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+        style.legend_below(figure, panels[0], ncols=len(panels[0].get_legend_handles_labels()[1]))
         for count, axes in zip(counts, panels, strict=True):  # once all axes have their limits and places
             rows = data[data["num_microbatches"] == count]
             name_points(axes, [(row.peak, row.span, style.method_name(row.schedule)) for row in rows.itertuples()])
@@ -138,8 +137,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, *, legend: bool) -> None:
     axes.step(best["peak"], best["span"], where="post", color=style.GREY, linewidth=0.8, zorder=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
-    axes.set_xlabel("peak activations (microbatches of a device's share)")
-    axes.set_ylabel("bubble of the longest span (%)")
+    axes.set(xlabel="peak activations (microbatches of a device's share)", ylabel="bubble of the longest span (%)")
     axes.margins(x=0.14, y=0.08)
     axes.autoscale_view()
 

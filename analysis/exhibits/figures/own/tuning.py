@@ -76,9 +76,7 @@ def _plans_row(row: dict) -> dict:
 def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planned: str, **keys: str) -> Cell:
     """The published number of the published or the planner's cut; a dash for the other cuts.
 
-    Args:
-        simulated: table and column for the published cut, with the further `keys` of its row.
-        planned: column of the planner's table.
+    It stands in a table and column `simulated`, in the row with further `keys`, or in the planner's column `planned`.
     """
     if cut == "published":
         known = look_up(*simulated, scheduler="roundpipe", model=model, **keys)

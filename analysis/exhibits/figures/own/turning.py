@@ -32,16 +32,13 @@ _REL_TIE = 1e-9  # rounding of equal times
 
 
 class Turn(NamedTuple):
-    """Two schedules that change places at a level.
+    """Two schedules that change places at a level."""
 
-    Args:
-        first, second: the faster one before this level, and from this level on.
-        before, after: lead of `first` at the level before, and of `second` now; infinite if the other is out.
-    """
-
+    # first, second: the faster one before this level, and from this level on
     first: str
     second: str
     level: str
+    # before, after: lead of `first` at the level before, and of `second` now; infinite if the other is out
     before: float
     after: float
 
@@ -59,11 +56,7 @@ def lead(first: float, second: float) -> float:
 
 
 def turns(times: Mapping[str, Sequence[float]], levels: Sequence[str]) -> Iterator[Turn]:
-    """Every turn of every pair.
-
-    Args:
-        times: step times of each schedule, one for each level.
-    """
+    """Every turn of every pair; `times` has the step times of each schedule, one for each level."""
     for one, other in combinations(times, 2):
         ahead = ""
         before = 0.0
@@ -192,25 +185,28 @@ def _kept(data: pd.DataFrame, pair: tuple[str, str]) -> list[Cell]:
     return [label("never"), label("all"), label("all, least and largest"), *names, *ends]
 
 
-# --- drawn ---------------------------------------------------------------------------------------------------
-
-
 def draw(data: pd.DataFrame) -> Figure:
     """A panel for each model and machine: a line for each schedule's rank over levels, a ring around each turn."""
-    schedules = list(data["schedule"].unique())
+    schedules, levels = list(data["schedule"].unique()), list(LEVELS)
     places = list(data.groupby(["model", "cluster"], sort=False))
     with style.figure(10.0, 6.4) as figure:
         panels = figure.subplots(-(-len(places) // 2), 2, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, ((model, cluster), rows) in zip(panels, places, strict=True):
+            found = rows.pivot(index="schedule", columns="level", values="rank")[levels]
+            ranks = {name: list(found.loc[name]) for name in schedules}
             for schedule in schedules:
-                _draw_line(axes, rows[rows["schedule"] == schedule], schedule)
-            _draw_turns(axes, rows)
-            axes.set_title(f"{style.model_name(model)}, {_MACHINES.get(cluster, cluster)}")
-            axes.set_ylabel("place (1: fastest)")
-        panels[0].set_ylim(len(schedules) + 0.5, 0.5)
+                _draw_line(axes, ranks[schedule], _look(schedule))
+            for turn in turns(_times(rows), levels):
+                # A ring where two lines cross; the line of a schedule that is out ends and crosses none.
+                after = levels.index(turn.level)
+                ends = (ranks[name][after - 1 : after + 1] for name in (turn.first, turn.second))
+                if (place := crossing(*ends)) is not None:
+                    axes.plot([after - 1 + place[0]], [place[1]], color=style.BLACK, **_RING)
+            title = f"{style.model_name(model)}, {_MACHINES.get(cluster, cluster)}"
+            axes.set(title=title, ylabel="place (1: fastest)")
+        panels[0].set(ylim=(len(schedules) + 0.5, 0.5), xlim=(-0.3, len(LEVELS) - 0.7))
         panels[0].set_yticks(range(1, len(schedules) + 1))
         panels[0].set_xticks(range(len(LEVELS)), [name if n == 0 else f"+ {name}" for n, name in enumerate(LEVELS)])
-        panels[0].set_xlim(-0.3, len(LEVELS) - 0.7)
         looks = map(_look, schedules)
         handles = [Line2D([], [], color=look.colour, marker=look.marker, label=look.name) for look in looks]
         handles.append(Line2D([], [], color=style.BLACK, label="change places", **_RING))
@@ -223,27 +219,11 @@ def _look(schedule: str) -> style.Look:
     return _LOOKS.get(schedule) or style.look_of(schedule)
 
 
-def _draw_line(axes: Axes, rows: pd.DataFrame, schedule: str) -> None:
-    look = _look(schedule)
-    ranks = _ranks(rows)
+def _draw_line(axes: Axes, ranks: list[float], look: style.Look) -> None:
     axes.plot(range(len(ranks)), ranks, color=look.colour, marker=look.marker, linewidth=1.6, markersize=6)
     out = next((at for at, rank in enumerate(ranks) if rank != rank), None)
     if out is not None:
         axes.plot([out - 0.6], [ranks[out - 1]], color=look.colour, marker="x", markersize=8, linestyle="none")
-
-
-def _ranks(rows: pd.DataFrame) -> list[float]:
-    return list(rows.set_index("level")["rank"].reindex(list(LEVELS)))
-
-
-def _draw_turns(axes: Axes, rows: pd.DataFrame) -> None:
-    """A ring where two lines cross; the line of a schedule that is out ends and crosses none."""
-    ranks = {name: _ranks(found) for name, found in rows.groupby("schedule", sort=False)}
-    for turn in turns(_times(rows), list(LEVELS)):
-        after = list(LEVELS).index(turn.level)
-        place = crossing(ranks[turn.first][after - 1 : after + 1], ranks[turn.second][after - 1 : after + 1])
-        if place is not None:
-            axes.plot([after - 1 + place[0]], [place[1]], color=style.BLACK, **_RING)
 
 
 _RING: dict[str, Any] = {"marker": "o", "markersize": 11, "markerfacecolor": "none"}

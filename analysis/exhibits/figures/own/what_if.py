@@ -5,7 +5,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
@@ -107,24 +106,19 @@ def _shown(x: Any, wanted: Map) -> str:
 def draw(maps: dict[str, pd.DataFrame]) -> Figure:
     with style.figure(9.5, 3.4) as figure:
         for axes, wanted in zip(figure.subplots(1, 2), (LINKS, SIZES), strict=True):
-            _draw_map(axes, maps[wanted.experiment], wanted)
+            for (row, y), (column, x) in product(enumerate(wanted.y_values), enumerate(wanted.x_values)):
+                system, lead = winner(maps[wanted.experiment], x, y)
+                colour = style.METHODS[system].colour
+                axes.barh(row, 1, 1, left=column - 0.5, color=colour, alpha=0.7, edgecolor="white")
+                text = f"{style.method_name(system)}\n" + (f"{lead:.2f} ×" if lead else "alone")
+                axes.text(column, row, text, ha="center", va="center", fontsize=7)
+            axes.set_xticks(range(len(wanted.x_values)), [_shown(x, wanted) for x in wanted.x_values])
+            axes.set_yticks(range(len(wanted.y_values)), [f"{y:,}" for y in wanted.y_values])
+            axes.set(xlabel=wanted.x_name, ylabel=wanted.y_name)
+            axes.set(xlim=(-0.5, len(wanted.x_values) - 0.5), ylim=(-0.5, len(wanted.y_values) - 0.5))
+            axes.grid(visible=False)
         figure.suptitle("Fastest system, and its tokens/s over those of the second (×)", fontsize=9.5)
         return figure
-
-
-def _draw_map(axes: Axes, data: pd.DataFrame, wanted: Map) -> None:
-    for row, y in enumerate(wanted.y_values):
-        for column, x in enumerate(wanted.x_values):
-            system, lead = winner(data, x, y)
-            axes.barh(row, 1, 1, left=column - 0.5, color=style.METHODS[system].colour, alpha=0.7, edgecolor="white")
-            text = f"{style.method_name(system)}\n" + (f"{lead:.2f} ×" if lead else "alone")
-            axes.text(column, row, text, ha="center", va="center", fontsize=7)
-    axes.set_xticks(range(len(wanted.x_values)), [_shown(x, wanted) for x in wanted.x_values])
-    axes.set_yticks(range(len(wanted.y_values)), [f"{y:,}" for y in wanted.y_values])
-    axes.set(xlabel=wanted.x_name, ylabel=wanted.y_name)
-    axes.set_xlim(-0.5, len(wanted.x_values) - 0.5)
-    axes.set_ylim(-0.5, len(wanted.y_values) - 0.5)
-    axes.grid(visible=False)
 
 
 exhibit = exhibit_of(

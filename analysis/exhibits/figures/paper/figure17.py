@@ -4,7 +4,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
@@ -68,8 +67,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def _digits(bar: str) -> int:
-    """The published decimals of a bar."""
-    return 2 if bar == "relabelled" else 4
+    return 2 if bar == "relabelled" else 4  # as published
 
 
 def _span(values: pd.Series) -> str:
@@ -89,9 +87,17 @@ def draw(data: pd.DataFrame) -> Figure:
             _draw_model(axes, data[data["model"] == model])
         panels[len(panels) // 2].set_xlabel("bubble (% of devices × makespan)")
         panels[0].set_yticks(range(len(names)), list(names.values()))
-        panels[0].set_ylim(len(names) - 0.5, -0.5)
-        panels[0].set_xlim(0, 1.18 * data["total"].max())
-        figure.legend(handles=_legend(set(data["bar"])), loc="outside lower center", ncols=7)
+        panels[0].set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.18 * data["total"].max()))
+        bars = set(data["bar"])
+        relabelled = style.bar_key("fill and drain set to 0", hatch=style.HATCHES["published"])
+        calls = style.bar_key("60 calls back to back, all idle time", style.VERMILION)
+        handles = [
+            *(style.bar_key(part, style.PARTS[part].colour) for part in PARTS),
+            *([relabelled] if "relabelled" in bars else ()),
+            *([calls] if bars & _BACK_TO_BACK else ()),
+            Line2D([], [], color="black", linewidth=1.6, label="published"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=7)
         return figure
 
 
@@ -102,31 +108,14 @@ def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
         if pd.isna(row["switch"]):
             axes.barh(height, row["total"], 0.7, color=style.VERMILION, edgecolor="black")
         else:
-            _stack(axes, height, row)
+            left, hatch = 0.0, style.HATCHES["published"] if row["bar"] == "relabelled" else ""
+            for part in (part for part in PARTS if pd.notna(row[part])):
+                colour = style.PARTS[part].colour
+                axes.barh(height, row[part], 0.7, left, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
+                left += row[part]
         if pd.notna(row["published"]):
             axes.plot([row["published"]] * 2, [height - 0.45, height + 0.45], color="black", linewidth=1.6)
         axes.text(row["total"] + 1, height, f"{row['total']:.2f}", va="center", fontsize=7.5)
-
-
-def _stack(axes: Axes, height: int, row: dict) -> None:
-    left = 0.0
-    hatch = style.HATCHES["published"] if row["bar"] == "relabelled" else ""
-    for part in PARTS:
-        if pd.notna(row[part]):
-            colour = style.PARTS[part].colour
-            axes.barh(height, row[part], 0.7, left, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
-            left += row[part]
-
-
-def _legend(bars: set[str]) -> list[Patch | Line2D]:
-    relabelled = style.bar_key("fill and drain set to 0", hatch=style.HATCHES["published"])
-    calls = style.bar_key("60 calls back to back, all idle time", style.VERMILION)
-    return [
-        *(style.bar_key(part, style.PARTS[part].colour) for part in PARTS),
-        *([relabelled] if "relabelled" in bars else ()),
-        *([calls] if bars & _BACK_TO_BACK else ()),
-        Line2D([], [], color="black", linewidth=1.6, label="published"),
-    ]
 
 
 exhibit = exhibit_of("figure17", numbers, tabulate, draw, answer=answer)

@@ -58,7 +58,15 @@ def draw(data: pd.DataFrame) -> Figure:
     with style.figure(9.5, 3.4) as figure:
         times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
         for place, row in enumerate(data.to_dict("records")):
-            _draw_times(times, place, row)
+            for offset, what, count, column in (
+                (-0.3, "recompute", "artifact", "recompute_ms"),
+                (-0.1, "recompute", "corrected", "recompute_corrected_ms"),
+                (0.1, "reload", "artifact", "reload_ms"),
+                (0.3, "reload", "corrected", ""),
+            ):
+                colour = _RECOMPUTE if what == "recompute" else _RELOAD
+                known = _published(row, column).value if column else None
+                _bar(times, place + offset, row[f"{what}_ms_{count}"], colour, count == "corrected", known, ".1f")
             published = _published(row, "ratio").value
             _bar(ratios, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
             _bar(ratios, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
@@ -79,18 +87,6 @@ def draw(data: pd.DataFrame) -> Figure:
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=5)
         return figure
-
-
-def _draw_times(axes: Axes, place: int, row: dict) -> None:
-    for offset, what, count, column in (
-        (-0.3, "recompute", "artifact", "recompute_ms"),
-        (-0.1, "recompute", "corrected", "recompute_corrected_ms"),
-        (0.1, "reload", "artifact", "reload_ms"),
-        (0.3, "reload", "corrected", ""),
-    ):
-        colour = _RECOMPUTE if what == "recompute" else _RELOAD
-        published = _published(row, column).value if column else None
-        _bar(axes, place + offset, row[f"{what}_ms_{count}"], colour, count == "corrected", published, ".1f")
 
 
 def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, published: float | None, form: str) -> None:

@@ -43,20 +43,16 @@ def tabulate(data: pd.DataFrame) -> Table:
     for _, name in GPUS.values():
         columns += [f"smallest batch, {name} (sequences)", "published", "corrected"]
     found = data.set_index(["model", "cluster", "convention"]).to_dict("index")
-    return table(columns, [_threshold_row(found), *(_model_row(found, model) for model in runs.models_of(data))])
-
-
-def _threshold_row(found: dict) -> list[Cell]:
-    row = [label("threshold (FLOP/byte)"), NOTHING, NOTHING, NOTHING]
+    thresholds = [label("threshold (FLOP/byte)"), NOTHING, NOTHING, NOTHING]
     for cluster, (name, _) in GPUS.items():
         record = next(row for (_, gpu, count), row in found.items() if (gpu, count) == (cluster, "artifact"))
         published = look_up("hardware", "value", item="roofline_threshold", applies_to=name)
-        row += [
+        thresholds += [
             ours(record["ridge_flop_per_byte"], ",.1f", record["run_id"]),
             theirs(float(published.value), ",.0f", published.source),
             NOTHING,
         ]
-    return row
+    return table(columns, [thresholds, *(_model_row(found, model) for model in runs.models_of(data))])
 
 
 def _model_row(found: dict, model: str) -> list[Cell]:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
+from analysis.exhibits.exhibit import Cell, Shown, declared_table, exhibited, theirs
 from analysis.exhibits.figures.paper import systems
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
@@ -65,48 +65,36 @@ def answer(data: pd.DataFrame) -> str:
     )
 
 
-def _shown(name: str, platform: str, _: Experiments) -> Shown:
+def _shown(identity: str, name: str, platform: str, _: Experiments) -> Shown:
     data = numbers(name, platform)
     known = data["known"].notna().any()
     words = {"answer": answer(data), "published": " and published" if known else ""}
     evidence = ("predicted", "published") if known else ("predicted",)
     drawn = partial(draw, data, _QUANTITIES[name][2])
-    return Shown(tabulate(data, name, platform), drawn, words=words, evidence=evidence)
+    rows = (_row(row, name, platform) for row in data.to_dict("records"))
+    return Shown(declared_table(identity, rows), drawn, words=words, evidence=evidence)
 
 
-for _number, _of in (
-    (10, ("throughput", RTX4090)),
-    (11, ("max_seq_len", RTX4090)),
-    (12, ("throughput", A800)),
-    (13, ("max_seq_len", A800)),
+for _identity, _name, _platform in (
+    ("figure10_predicted", "throughput", RTX4090),
+    ("figure11_predicted", "max_seq_len", RTX4090),
+    ("figure12_predicted", "throughput", A800),
+    ("figure13_predicted", "max_seq_len", A800),
 ):
-    exhibited(f"figure{_number}_predicted")(partial(_shown, *_of))
+    exhibited(_identity)(partial(_shown, _identity, _name, _platform))
 
 
-def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:
-    quantity = _QUANTITIES[name][2]
-    columns = ("system", "model", f"predicted, {quantity}", "low", "high", f"published, {quantity}", "ratio")
-    return table(columns, (_row(row, name, platform) for row in data.to_dict("records")))
-
-
-def _row(row: dict, name: str, platform: str) -> list[Cell]:
-    source = f"analysis/predictions/{name}.csv, {row['system']}, {platform}, {row['model']}"
-    known = f"analysis/published/{name}.csv, {row['system']}, {platform}, {row['model']}: measured by its source"
-    return [
-        label(style.method_name(row["system"])),
-        label(style.model_name(OUR_MODELS[row["model"]])),
-        _value(row["predicted"], row["status"], source),
-        theirs(row["low"], ",.0f", source),
-        theirs(row["high"], ",.0f", source),
-        _value(row["known"], row["known_status"], known),
-        theirs(row["ratio"], ".3f", source),
-    ]
+def _row(row: dict, name: str, platform: str) -> dict:
+    place = f"{name}.csv, {row['system']}, {platform}, {row['model']}"
+    source, measured = f"analysis/predictions/{place}", f"analysis/published/{place}: measured by its source"
+    predicted = _value(row["predicted"], row["status"], source)
+    known = _value(row["known"], row["known_status"], measured)
+    return row | {"model": OUR_MODELS[row["model"]], "predicted": predicted, "known": known, "source": source}
 
 
 def _value(value: float | None, status: str, source: str) -> Cell:
-    if value is None or value != value:
-        return Cell(None, status, source=source) if status else NOTHING
-    return theirs(value, ",.0f", source)
+    """A number, or the word in its place."""
+    return Cell(None, status, source=source) if pd.isna(value) and status else theirs(value, ",.0f", source)
 
 
 def draw(data: pd.DataFrame, quantity: str) -> Figure:

@@ -72,13 +72,12 @@ def cheapest(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_answer(rows: pd.DataFrame) -> str:
-    parts = []
-    for model, own in rows.groupby("model_key", sort=False):
-        best = own.loc[own["usd_per_1e9_tokens"].idxmin()]
-        parts.append(
-            f"{style.model_name(str(model))} {best['usd_per_1e9_tokens']:,.2f} "
-            f"({style.method_name(best['system'])}, {_PLATFORMS[best['platform']]})"
-        )
+    best = rows.loc[rows.groupby("model_key", sort=False)["usd_per_1e9_tokens"].idxmin()]
+    parts = (
+        f"{style.model_name(row.model_key)} {row.usd_per_1e9_tokens:,.2f} "
+        f"({style.method_name(row.system)}, {_PLATFORMS[row.platform]})"
+        for row in best.itertuples()
+    )
     return f"Cheapest: {', '.join(parts)}."
 
 
@@ -94,8 +93,7 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
                 axes.text(high, height, f" {dollars:,.1f}", va="center", fontsize=7)
             names = [f"{style.method_name(row.system)}\n{_PLATFORMS[row.platform]}" for row in own.itertuples()]
             axes.set_yticks(range(len(own)), names, fontsize=6)
-            axes.set_ylim(len(own) - 0.4, -0.6)
-            axes.set_xlim(0, 1.6 * own["usd_per_1e9_tokens_high"].max())
+            axes.set(ylim=(len(own) - 0.4, -0.6), xlim=(0, 1.6 * own["usd_per_1e9_tokens_high"].max()))
         figure.supxlabel("US dollars for 10⁹ tokens, predicted", fontsize=8.5)
         return figure
 

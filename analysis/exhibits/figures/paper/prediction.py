@@ -1,7 +1,6 @@
 """Does the simulated bubble predict throughput? Simulated tokens/s beside published measurements."""
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
@@ -65,7 +64,13 @@ def draw(data: pd.DataFrame) -> Figure:
         rates, ratios = figure.subplots(1, 2)
         for shift, (estimate, (_, look)) in zip((-0.28, 0, 0.28), ESTIMATES.items(), strict=True):
             rows = data[data["estimate"] == estimate].reset_index()
-            _draw_estimate(rates, ratios, rows, rows.index + shift, look)
+            places = rows.index + shift
+            name = "measured, published" if estimate == "sync" else ""
+            rates.hlines(rows["measured"], places - 0.14, places + 0.14, color="black", linewidth=2, label=name)
+            rates.plot(places, rows["simulated"], look.marker, color=look.colour, label=look.name)
+            ratios.plot(places, rows["ratio"], look.marker, color=look.colour)
+            for x, ratio in zip(places, rows["ratio"], strict=True):
+                style.note(ratios, f"{ratio:.2f}", (x, ratio), (0, 5), ha="center", fontsize=6.3)
         names = [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
         for axes in (rates, ratios):
             axes.set_xticks(range(len(names)), names, fontsize=7)
@@ -78,15 +83,6 @@ def draw(data: pd.DataFrame) -> Figure:
         ratios.set(title="Simulated over measured", ylabel="ratio", ylim=(0, 1.12 * data["ratio"].max()))
         style.legend_below(figure, rates, ncols=5)
         return figure
-
-
-def _draw_estimate(rates: Axes, ratios: Axes, rows: pd.DataFrame, places: pd.Index, look: style.Look) -> None:
-    name = "measured, published" if rows["estimate"].iloc[0] == "sync" else ""
-    rates.hlines(rows["measured"], places - 0.14, places + 0.14, color="black", linewidth=2, label=name)
-    rates.plot(places, rows["simulated"], look.marker, color=look.colour, label=look.name)
-    ratios.plot(places, rows["ratio"], look.marker, color=look.colour)
-    for x, ratio in zip(places, rows["ratio"], strict=True):
-        style.note(ratios, f"{ratio:.2f}", (x, ratio), (0, 5), ha="center", fontsize=6.3)
 
 
 exhibit = exhibit_of("prediction", numbers, tabulate, draw, answer=answer)

@@ -172,8 +172,7 @@ def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
             if best is None:
                 axes.text(0, 0, " no other system runs it", va="center", fontsize=6.5)
             axes.set_yticks(range(2 - len(bars), 2), [style.method_name(system) for system in bars], fontsize=7)
-            axes.set_ylim(1.6, -0.6)
-            axes.set_xlim(0, 1.5 * max(bars.values()))
+            axes.set(ylim=(1.6, -0.6), xlim=(0, 1.5 * max(bars.values())))
             style.grid_for_rows(axes, num_ticks=4)
         figure.supxlabel(f"US dollars for 10⁹ tokens on {where}, from published throughput and price", fontsize=8.5)
         return figure
