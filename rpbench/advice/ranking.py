@@ -105,7 +105,7 @@ def advise(
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
     """
-    asked = [each for each in contenders(names) if framework is None or framework in runs_in(each.entry.name)]
+    asked = [each for each in contenders(names) if framework is None or framework in runs_in(each.name)]
     if not asked:
         raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
     left_out = dict[str, str]()

@@ -92,14 +92,16 @@ class Misfit:
 
 
 def runs_in(name: str) -> Sequence[str]:
-    """The frameworks that run a schedule today; `HERE` if only this project does."""
+    """The frameworks that run a contender today, by its name; `HERE` if only this project does.
+
+    DeepSpeed has no delayed update, so ZeRO-Offload with one is not among its methods.
+    """
     return RUNS_IN.get(name, (HERE,))
 
 
 def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
     """A plan that fits."""
-    plan, name = row.plan, row.plan.contender.entry.name
-    pace = plan.outcome.tokens_per_s
+    plan, pace = row.plan, row.plan.outcome.tokens_per_s
     command = command_of(plan, terms)
     return {
         "schedule": plan.contender.name,
@@ -119,7 +121,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "convergence": _convergence(plan.contender.name) if row.staleness_steps else None,
         "why": dict(row.why),
         "ratio_reach": row.ratio_reach,
-        "runs_in": list(runs_in(name)),
+        "runs_in": list(runs_in(plan.contender.name)),
         "command": command,
         **_exported(row, command, terms),
     }
@@ -137,9 +139,9 @@ def _ssd(row: Ranked, terms: Terms) -> dict[str, Any]:
 def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
     """The command that writes a plan for a framework; if that needs another cut, a note with the cut and its pace."""
     export, note = _export(row.plan, command, terms), None
-    if export is None and LIBRARY in runs_in(row.plan.contender.entry.name):
+    if export is None and LIBRARY in runs_in(row.plan.contender.name):
         note = _unwritten(row.plan, terms) or None
-    beside = row.filled if "torchtitan" in runs_in(row.plan.contender.entry.name) else None
+    beside = row.filled if "torchtitan" in runs_in(row.plan.contender.name) else None
     if beside is not None and "format=torchtitan" not in (export or ""):
         written = _export(beside, command_of(beside, terms), terms)
         cut, pace = beside.partition, beside.outcome.tokens_per_s
@@ -389,7 +391,7 @@ def _unwritten(plan: Tuned, terms: Terms) -> str:
 def _export(plan: Tuned, command: str, terms: Terms) -> str | None:
     """The command that writes the plan for a framework; None if `show` has no format for any that runs it."""
     entry, counts = plan.contender.entry, plan.partition.forward
-    for framework in runs_in(entry.name):
+    for framework in runs_in(plan.contender.name):
         staged = entry.lower is None and not entry.tensor_parallel
         if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
             continue  # torchtitan has no empty stages: `_exported` offers another cut

@@ -17,13 +17,13 @@ from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.ranking import AS_PLAIN, QUICK, advise
-from rpbench.advice.rows import command_of
+from rpbench.advice.rows import HERE, RUNS_IN, command_of, runs_in
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Shape
-from rpbench.plan.contest.contender import contender, space_of
+from rpbench.plan.contest.contender import contender, contenders, space_of
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
@@ -290,3 +290,11 @@ def test_what_schedules_have_of_their_own_is_measured():
     apart = [one - other for group in errors.values() for one, other in combinations(group, 2)]
     assert len(apart) == 36
     assert pytest.approx(sqrt(sum(each * each for each in apart) / len(apart)), abs=5e-4) == OWN
+
+
+def test_frameworks_are_named_for_contenders():
+    """DeepSpeed has ZeRO-Offload, but no delayed update; RoundPipe's library has both of its updates."""
+    assert set(RUNS_IN) <= {each.name for each in contenders()}
+    assert runs_in("zero_offload") == ["DeepSpeed"]
+    assert runs_in("zero_offload(delayed_update=True)") == (HERE,)
+    assert runs_in("roundpipe(asynchronous=True)") == runs_in("roundpipe")

@@ -185,8 +185,8 @@ def host_limits(terms_at: TermsAt, question: str, names: Sequence[str] | None, l
         names: schedules; None: those that a framework runs today.
         longest: tokens that the model has positions for; None: no limit.
     """
-    for contender in contenders(names or tuple(RUNS_IN)):
-        if not contender.fixed:
+    for contender in contenders(names):
+        if not contender.fixed and (names or contender.name in RUNS_IN):
             yield limit_of(contender, terms_at, *_steps(question, longest))
 
 
