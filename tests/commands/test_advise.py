@@ -224,14 +224,14 @@ def test_a_file_that_cannot_be_written_is_no_export(words, why):
 
 def test_what_fits_nowhere_says_the_smallest_change():
     words = io.StringIO()
-    answer = advise_on([*SMALL, *TWO_L40S, "device_memory_bytes=1e7"], words)
+    answer = advise_on([*SMALL, *TWO_L40S, "device_memory_bytes=1.01e9"], words)
     assert answer["ranking"] == []
     assert "more memory of each device" in answer["smallest_change"]
     assert answer["smallest_change"][:60] in words.getvalue()
 
 
 def test_the_memory_that_is_said_to_be_lacking_is_enough():
-    words, memory = (*SMALL, *TWO_L40S), 10_000_000
+    words, memory = (*SMALL, *TWO_L40S), 1_010_000_000
     (more,) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["change"]
     enough = memory + more["lacks_bytes"]
     answer = advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())
