@@ -97,7 +97,7 @@ class Search(Trials):
             if self.sketcher.is_blind(begun):  # else a sketch has chosen the microbatch size
                 begun = self._other_sizes(begun)
                 self._look_beside(begun, self.tried[begun].cut, inf)
-            self._more_chunks(self.best().setting)
+            self._other_chunks(self.best().setting)
         return self.best().timed
 
     def _other_sizes(self, begun: Setting) -> Setting:
@@ -143,15 +143,17 @@ class Search(Trials):
             fill = beside
         return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
 
-    def _more_chunks(self, begun: Setting) -> Setting:
-        """The setting with more stages on a device, as long as more are faster."""
-        own, numbers = begun.chunks_per_device, self.space.dimensions["chunks_per_device"]
-        for number in sorted(each for each in numbers if own and each and each > own):
-            changed = begun.changed("chunks_per_device", number)
-            if self.time_is_over() or not beats(self._look_at(changed), self.tried[begun]):
-                break
-            begun = changed
-        return begun
+    def _other_chunks(self, begun: Setting) -> None:
+        """Look at settings with more stages on a device as long as more are faster; if none is, with fewer."""
+        own, best = begun.chunks_per_device or 0, begun
+        numbers = sorted(filter(None, self.space.dimensions["chunks_per_device"]))
+        for way in ([each for each in numbers if each > own], [each for each in reversed(numbers) if each < own]):
+            for changed in (begun.changed("chunks_per_device", number) for number in way):
+                if self.time_is_over() or not beats(self._look_at(changed), self.tried[best]):
+                    break
+                best = changed
+            if best != begun:
+                return
 
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or one near it that fits or lacks least memory: single changes until none lacks less."""

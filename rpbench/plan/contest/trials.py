@@ -112,14 +112,16 @@ class Trials:
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
 
-        It may be slower in two cases: an order that follows from times may hold less without recomputation (unless
-        all fits, then `fitting` takes that order), and where activations move, recomputed ones take no time on a link.
+        It may be slower in two cases: where activations move, recomputed ones take no time on a link; and an order that
+        follows from times may hold less without recomputation. Where all fits, `fitting` has that order too, which
+        is enough under a time limit.
         """
         entry = self.contender.entry
         fitting = self.tried.get(setting.changed("recompute", "fitting"))
         if setting.recompute == "fitting" or fitting is None or fitting.outcome is None or entry.lower is not None:
             return False
-        if setting.recompute == "none" and entry.needs_costs and fitting.outcome.keeps != fitting.cut.backward:
+        is_same_order = self.is_over is not None and fitting.outcome.keeps == fitting.cut.backward
+        if setting.recompute == "none" and entry.needs_costs and not is_same_order:
             return False
         return not self.sketcher.of(fitting.setting).moves
 
