@@ -18,7 +18,7 @@ either, a device lacks memory. Nothing under a mesh is offloaded to the host, so
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from rpbench.mesh.job import Job
@@ -45,7 +45,7 @@ class Change:
     num_devices: int = 0  # devices of the changed run if they are more; `settings` are then all of its settings
 
     def __str__(self) -> str:
-        lacks = f"lacks {_giga(self.lacks_bytes)} a device"
+        lacks = f"lacks {_giga(ceil(self.lacks_bytes / 1e8) * 1e8)} a device"  # rounded up, so that it is enough
         if self.job is None:
             return f"{lacks}; no setting helps, nor do {FACTORS[-1]} times as many devices"
         words = ", ".join(f"{name}={value}" for name, value in self.settings.items())
