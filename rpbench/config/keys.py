@@ -54,6 +54,7 @@ GPU: Mapping[str, Key] = {
     "memory_bytes_per_s": Key("read and write together, bytes/s", _ABOVE, "864.0e+9"),
     "sustained_memory": Key("fraction of it element-wise kernels reach", _SHARE, "0.85"),
     "link_bytes_per_s": Key("to other devices, one way, bytes/s", _ABOVE, "32.0e+9"),
+    "host_link_bytes_per_s": Key("to its host, one way, nominal, bytes/s", _ABOVE, "32.0e+9"),
     "multiprocessors": Key("units among which a product is dealt", _SIZE, "142"),
 }
 KEYS: Mapping[str, Mapping[str, Key]] = {"model": MODEL, "cluster": CLUSTER}

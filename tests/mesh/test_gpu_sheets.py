@@ -53,6 +53,23 @@ SHEETS = {
     "rx7900xtx": (122.8, None, 0.96, 24, (25, 32), 96),
     "gaudi2": (432, 865, 2.45, 96, 262.5, 24),
 }
+# GB/s to the host one way, nominal: PCIe 3.0 and 5.0 x16, NVLink-C2C (a Grace's is for one Hopper or two Blackwells).
+HOST_LINKS = {
+    16: ("p100_pcie_16gb", "t4", "v100_pcie_16gb", "v100_pcie_32gb", "v100_sxm2_16gb", "v100_sxm2_32gb"),
+    32: ("a10", "a100_sxm4_80gb", "a6000", "l40s", "rtx3090", "rtx4090", "w7900"),
+    64: (
+        "b200",
+        "h100_pcie_80gb",
+        "h100_sxm5_80gb",
+        "h200_sxm",
+        "mi300x",
+        "rtx5080",
+        "rtx5090",
+        "rtxpro6000_blackwell",
+    ),
+    225: ("gb200", "gb300"),
+    450: ("gh200",),
+}
 FIGURES = ("flops_16", "flops_8", "memory_bytes_per_s", "memory_bytes", "link_bytes_per_s", "multiprocessors")
 UNITS = (1e12, 1e12, 1e12, 1e9, 1e9, 1)
 
@@ -231,3 +248,9 @@ def test_figures_stay_in_ranges_that_are_built(name):
 def test_a_device_with_a_figure_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="a finite number above 0"):
         replace(gpu("b200"), memory_bytes_per_s=0.0)
+
+
+def test_links_to_the_host_are_of_the_devices_generation():
+    for gigabytes, devices in HOST_LINKS.items():
+        for name in devices:
+            assert machine(f"2x_{name}").host_to_device_bytes_per_s == gigabytes * 1e9, name

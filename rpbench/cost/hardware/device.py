@@ -48,6 +48,7 @@ class Device:
         sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
         attention_flops_per_s: of fused attention, forward, by generation of the kernel.
         link_bytes_per_s: to other devices of its domain, one way.
+        host_link_bytes_per_s: to its host, one way, nominal; None: as machines have it where nothing is said.
         peer_to_peer: whether devices copy to each other without the host in between.
         machine: its usual machine in `conf/cluster/`; None: no file has it.
         multiprocessors: units that compute the tiles of a product.
@@ -74,6 +75,7 @@ class Device:
     sustained_8: float = 0.6
     sustained_4: float = 0.5
     sustained_memory: float = 0.85
+    host_link_bytes_per_s: float | None = None
     peer_to_peer: bool = True
     machine: str | None = None
     usual: bool = False
@@ -96,6 +98,8 @@ class Device:
         found["attention_efficiency"] = min(1.0, self.attention_rate("flash2") / self.flops_16)
         if not self.peer_to_peer:
             found["intra_bytes_per_s"] = None
+        if self.host_link_bytes_per_s is not None:
+            found["host_to_device_bytes_per_s"] = self.host_link_bytes_per_s
         return {**found, **self.eager}
 
     def with_figures(self, given: Mapping[str, Any]) -> "Device":
@@ -117,6 +121,7 @@ class Device:
     def origins(self) -> dict[str, Any]:
         """Origins of `figures`, by the same names."""
         own = {name: name if name in self.eager else each for name, each in IN_MACHINE.items()}
+        own["host_to_device_bytes_per_s"] = "host_link_bytes_per_s"
         return {name: self.declared[each] for name, each in own.items() if each in self.declared}
 
     def attention_rate(self, kernel: str) -> float:
