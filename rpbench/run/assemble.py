@@ -238,11 +238,7 @@ def pose(request: Request) -> Problem:
             f"num_devices={request.mesh.mesh.pipeline}"
         )
     check_charge(request.charge, request.offload, entry, request.mode)
-    if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
-        raise ConfigError(
-            f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
-            "ask for fewer, or use cluster=local"
-        )
+    _check_devices(request, "num_devices")
     _check_timed_tokens(request)
     sizes, tokens = _model_bytes(request), request.microbatch_tokens
     return Problem(
@@ -334,6 +330,15 @@ def _num_layers(request: Request) -> int:
     return request.num_layers or request.num_devices * chunks
 
 
+def _check_devices(request: Request, who: str) -> None:
+    cluster = request.cluster
+    if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
+        raise ConfigError(
+            f"{who}={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
+            "ask for fewer, or use cluster=local"
+        )
+
+
 def _check_timed_tokens(request: Request) -> None:
     """Refuse microbatches of another size than the published timings have."""
     model, tokens = request.model, request.tokens_per_microbatch
@@ -379,6 +384,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         )
     entry, cost = registry.offered().get(schedule.name), request.cost
     request = in_segments(request, schedule)
+    _check_devices(request, f"schedule_file={file.path}: ranks")
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)

@@ -48,6 +48,13 @@ def test_segments_of_an_order_without_a_known_name_are_counted_too(rpbench, show
     assert found["makespan_s"] == named["makespan_s"]
 
 
+def test_a_file_has_no_more_ranks_than_the_machine_has_devices(rpbench, show):
+    show("order.txt", "schedule=gpipe", "num_devices=16", "num_microbatches=8", "model=qwen3_1p7b")
+    status, rows, err = rpbench("schedule_file=order.txt", *SUBJECT[:3], "num_microbatches=8")
+    assert (status, rows) == (2, [])
+    assert "schedule_file=order.txt: ranks=16: cluster 8x_rtx4090 has 8" in err
+
+
 def test_boundary_tensors_between_moved_stages_take_time(rpbench, show):
     """`offload=weights` leaves them to hops; in bytes they would take none."""
     show("order.txt", "schedule=roundpipe", "offload=weights", "charge=hops", *SUBJECT)
