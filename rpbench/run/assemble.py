@@ -156,7 +156,7 @@ def assemble(request: Request) -> Assembled:
     if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
         whole = replace(request, workload=replace(request.workload, lengths=None))
         profile = layer_times(whole, _num_layers(request))
-    graph, versions, keeps = built(problem, choice, request.dispatch, partial(_check_built, request))
+    graph, versions, keeps = built(problem, choice, request.dispatch, partial(check_built, request))
     costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     if request.recompute == "except_last":
         keeps = kept_layers(choice.partition, "except_last")
@@ -197,7 +197,8 @@ def built(
     return graph, versions, keeps
 
 
-def _check_built(request: Request, schedule: Schedule) -> None:
+def check_built(request: Request, schedule: Schedule) -> None:
+    """Refuse a schedule whose transfers, recomputation, SSDs or shards do not go with the request."""
     if request.offload != "none":
         check_sizes(schedule, _model_bytes(request))
     _check_schedule(request, schedule)
