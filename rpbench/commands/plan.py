@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,24 @@ from omegaconf import MISSING
 
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request
+from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.layer_graph import LayerGraph, from_csv
+from rpbench.passes.recomputation import kept_layers
 from rpbench.plan import METHODS, Choice, choose, pipedream
 from rpbench.plan.graph_cuts import Cuts, cuts_of
 from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
-from rpbench.run.assemble import built, pose
+from rpbench.run.assemble import built, check_built, pose
+from rpbench.sim.graph import Graph
+from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
 from rpbench.sim.shared_links import simulate_charged
 from rpbench.whole_file import read_text
 
 
 def compare_plans(request: Request) -> dict[str, Any]:
-    """The plan of every method, the best first, and why others cannot be used; ValueError if none can."""
+    """The plan of every method, the best that fits first, and why others cannot be used; ValueError if none can."""
     if (file := request.schedule.file) is not None:
         raise ConfigError(
             f"schedule_file={file.path}: nothing searches a cut for an order of a file; plan a schedule by its name, "
@@ -34,12 +39,12 @@ def compare_plans(request: Request) -> dict[str, Any]:
     refused: dict[str, str] = {}
     for method in METHODS:
         try:
-            plans.append(_plan_facts(problem, choose(method, problem), request.dispatch))
+            plans.append(_plan_facts(request, problem, choose(method, problem)))
         except ValueError as error:
             refused[method] = str(error)
     if not plans:
         raise ValueError("; ".join(dict.fromkeys(refused.values())))
-    plans.sort(key=lambda plan: float(plan["makespan_s"]))
+    plans.sort(key=lambda plan: (plan["reason"] is not None, float(plan["makespan_s"])))
     return {
         "schedule": problem.entry.name,
         "model": request.model_name,
@@ -47,14 +52,14 @@ def compare_plans(request: Request) -> dict[str, Any]:
         "num_devices": problem.num_ranks,
         "num_microbatches": request.asked_microbatches,
         "clock": clock({"cost": request.cost.name, "evidence": "simulated"}),
-        "best": plans[0]["method"],
+        "best": plans[0]["method"] if plans[0]["reason"] is None else None,
         "plans": plans,
         "refused": refused,
     }
 
 
-def _plan_facts(problem: Problem, choice: Choice, dispatch: str) -> dict[str, Any]:
-    graph, _, keeps = built(problem, choice, dispatch)
+def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str, Any]:
+    graph, _, keeps = built(problem, choice, request.dispatch, partial(check_built, request))
     costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     after_last = problem.entry.switch_after_last_forward
     metrics = measure(graph, simulate_charged(graph, costs), costs, switch_after_last_forward=after_last)
@@ -66,9 +71,21 @@ def _plan_facts(problem: Problem, choice: Choice, dispatch: str) -> dict[str, An
         "makespan_s": metrics["makespan_s"],
         "bubble_makespan": metrics["bubble_makespan"],
         "num_plans_evaluated": choice.num_evaluated,
+        "reason": _why_not(problem, choice, graph, keeps),
         **({} if choice.proven is None else {"proven": choice.proven}),
         **graph.schedule.told,
     }
+
+
+def _why_not(problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, ...] | None) -> str | None:
+    """Why a run of the plan would be infeasible; None where it fits, or its bytes or the memory are unknown."""
+    if problem.memory is None:
+        return None
+    if problem.keeps_last:
+        keeps = kept_layers(choice.partition, "except_last")
+    schedule, sizes = graph.schedule, problem.memory.sizes
+    classes = classes_of(schedule, sizes, peak_in_flight(graph), keeps, graph.analysis)
+    return why_infeasible(schedule, classes, problem.memory.limit_bytes) or None
 
 
 @dataclass

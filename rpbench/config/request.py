@@ -63,6 +63,11 @@ class ScheduleChoice:
     entry: Entry  # its registered generator
     options: Mapping[str, Any]  # keyword arguments of the generator
     file: SourceFile | None = None  # a schedule in text form instead of the generator's
+    segments: int | None = None  # of every sequence, where not the options but an order says how many
+
+    @property
+    def num_segments(self) -> int:
+        return self.segments or self.entry.num_segments(self.options)
 
 
 @dataclass(frozen=True)

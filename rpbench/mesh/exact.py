@@ -4,19 +4,20 @@ The seconds of a mesh's layers fill a `LayerTimes`, so schedules, partitions, si
 `rpbench.mesh.ordered_step` adds the exchanges of data parallelism.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
+from rpbench.cost.pieces import of_segments
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.ir.action import parts_of
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job
-from rpbench.mesh.layers.layer_seconds import Seconds
+from rpbench.mesh.layers.layer_seconds import Seconds, Setting
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory, fitted
+from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory, fitted, mesh_sizes
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -26,12 +27,23 @@ from rpbench.registry import entry
 WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks wait for a send to end
 
 
-def mesh_times(job: Job) -> LayerTimes:
-    """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included."""
+def mesh_times(job: Job, options: Mapping[str, Any] | None = None) -> LayerTimes:
+    """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included.
+
+    `options` of the schedule, where they are not its defaults, say into how many segments a sequence is cut.
+    """
+    method = entry(job.schedule)
     blocks = job.software.blocking_hops and job.schedule in WAITING and job.mesh.pipeline > 1
     blocked_s = job.hop_s * (job.num_stages - 1) if blocks else 0.0  # of one microbatch and one way, in all stages
-    each = lost_s(job) + blocked_s / len(job.layers_s)
-    return as_times(job.layers_s, job.head, job.hop_s, each=each, split=job.software.split_penalty)
+    each, split = lost_s(job) + blocked_s / len(job.layers_s), job.software.split_penalty
+    times = as_times(job.layers_s, job.head, job.hop_s, each=each, split=split)
+    segments = method.num_segments(method.options | dict(options or {}))
+    if segments > 1:
+        own = Setting(**{field.name: getattr(job, field.name) for field in fields(Setting)})
+        own = replace(own, sequences=job.sequences / segments)
+        kinds = [own.kinds[kind] for kind in own.architecture.layers]
+        return of_segments(times, as_times(kinds, own.head, job.hop_s, each=each, split=split), segments)
+    return times
 
 
 def exact_terms(job: Job) -> Terms:
@@ -56,6 +68,7 @@ def problem_of(job: Job) -> Problem:
         chunks_per_rank=job.chunks,
         fitting=job.recompute == "fitting",
         memory=device_memory(job),
+        activations=mesh_sizes(job, streamed=False).of_a_layer,
     )
 
 

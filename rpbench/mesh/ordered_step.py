@@ -17,13 +17,15 @@ from functools import partial
 import numpy as np
 
 from rpbench.cost.table import CostTable
-from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.action import HEAD, Kind, parts_of
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.mesh.data_parallel import Exchanges, beside_computation, exchanged, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job, stages_of
+from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layout import Sharing
+from rpbench.mesh.placement import pipeline_inside
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.passes.offload import shard
@@ -62,6 +64,8 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
         ScheduleError: if the order cannot run, or replicas cannot share the states that the mesh says.
     """
     graph, versions = checked_graph(order)
+    if counts_layers and order.shape.num_head_shards:
+        costs = _with_exchanges_of_head(job, costs)
     if counts_layers and scatter_layers(job):
         found = layered(job)
         terms = with_rest(job, _of_replicas(job, order, found.terms), ends_together=True)
@@ -83,6 +87,18 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
             terms = with_rest(job, terms, ends_together=order.ends_together)
         step_s = sum(terms.values())
     return Step(order, graph, versions, sharded, charged, timeline, step_s, terms)
+
+
+def _with_exchanges_of_head(job: Job, costs: CostTable) -> CostTable:
+    """The costs with what ranks exchange at the end of each half of a head that they share, an all-reduce a pair.
+
+    Orders are made without them, as on one host.
+    """
+    mesh, own = job.mesh, job.architecture
+    group = job.group(mesh.pipeline, 1 if pipeline_inside(mesh, job.machine) else mesh.stride("pipeline"))
+    each_s = reduce_s(own.boundary_bytes(job.microbatch_tokens) / mesh.tensor, group)
+    shards = {kind: tuple(work._replace(main=work.main + each_s) for work in costs.work[kind]) for kind in HEAD}
+    return replace(costs, work={**costs.work, **shards})
 
 
 def _step_s(graph: Graph, timeline: Timeline) -> float:

@@ -9,8 +9,7 @@ import numpy as np
 
 from rpbench import registry
 from rpbench.config.charging import CONSTANTS, check_charge
-from rpbench.config.configuration import RunConfig
-from rpbench.config.errors import ConfigError, config_errors
+from rpbench.config.errors import ConfigError
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
 from rpbench.config.request import Request
@@ -25,8 +24,8 @@ from rpbench.ir.action import RECV, SEND, STEPPING
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.moved_objects import LINKS, carries
-from rpbench.ir.partition import Partition, parse, split_evenly, symmetric
-from rpbench.ir.schedule import Schedule, ScheduleError, Weights, from_text
+from rpbench.ir.partition import Partition, split_evenly, symmetric
+from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.mesh.layer_bytes import sizes_of
@@ -36,12 +35,12 @@ from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import stream
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute, kept_layers
-from rpbench.places import ORDERS
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
-from rpbench.plan.problem import Problem, times_of_method
+from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
 from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
+from rpbench.run.order_file import check_typed, cut_of, in_segments, leaves_boundaries, read_order, times_of_order
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph
@@ -157,7 +156,7 @@ def assemble(request: Request) -> Assembled:
     if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
         whole = replace(request, workload=replace(request.workload, lengths=None))
         profile = layer_times(whole, _num_layers(request))
-    graph, versions, keeps = built(problem, choice, request.dispatch, partial(_check_built, request))
+    graph, versions, keeps = built(problem, choice, request.dispatch, partial(check_built, request))
     costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     if request.recompute == "except_last":
         keeps = kept_layers(choice.partition, "except_last")
@@ -198,7 +197,8 @@ def built(
     return graph, versions, keeps
 
 
-def _check_built(request: Request, schedule: Schedule) -> None:
+def check_built(request: Request, schedule: Schedule) -> None:
+    """Refuse a schedule whose transfers, recomputation, SSDs or shards do not go with the request."""
     if request.offload != "none":
         check_sizes(schedule, _model_bytes(request))
     _check_schedule(request, schedule)
@@ -239,11 +239,7 @@ def pose(request: Request) -> Problem:
             f"num_devices={request.mesh.mesh.pipeline}"
         )
     check_charge(request.charge, request.offload, entry, request.mode)
-    if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
-        raise ConfigError(
-            f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
-            "ask for fewer, or use cluster=local"
-        )
+    _check_devices(request, "num_devices")
     _check_timed_tokens(request)
     sizes, tokens = _model_bytes(request), request.microbatch_tokens
     return Problem(
@@ -335,6 +331,15 @@ def _num_layers(request: Request) -> int:
     return request.num_layers or request.num_devices * chunks
 
 
+def _check_devices(request: Request, who: str) -> None:
+    cluster = request.cluster
+    if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
+        raise ConfigError(
+            f"{who}={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
+            "ask for fewer, or use cluster=local"
+        )
+
+
 def _check_timed_tokens(request: Request) -> None:
     """Refuse microbatches of another size than the published timings have."""
     model, tokens = request.model, request.tokens_per_microbatch
@@ -366,10 +371,10 @@ def _model_bytes(request: Request) -> ModelBytes | None:
 
 def _from_file(request: Request, file: SourceFile) -> Assembled:
     """A schedule in text form, checked, with its own cut, or else the typed one, or else a layer a stage."""
-    read = _read(file)
+    read = read_order(file)
     has_cut = read.partition is not None
-    schedule = read if has_cut else _cut(request, read, file)
-    _check_typed(request, schedule, file, has_cut=has_cut)
+    schedule = read if has_cut else cut_of(request, read, file)
+    check_typed(request, schedule, file, has_cut=has_cut)
     if request.charge == "bytes":
         schedule = _completed(request, schedule, file)
     graph, versions = checked_graph(schedule)
@@ -379,7 +384,8 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
             "or partition= beside it"
         )
     entry, cost = registry.offered().get(schedule.name), request.cost
-    request = replace(request, num_devices=schedule.shape.num_ranks)
+    request = in_segments(request, schedule)
+    _check_devices(request, f"schedule_file={file.path}: ranks")
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
@@ -391,8 +397,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
             f"schedule_file={file.path}: its stages hold {schedule.partition.num_layers} layers, and there are times "
             f"of {times.num_layers}: {way_out}"
         )
-    own = times if entry is None else times_of_method(times, entry, schedule.shape.num_ranks, {})
-    costs = own.table(
+    costs = times_of_order(times, schedule).table(
         schedule.partition,
         recompute_ahead=ahead,
         fused_ahead=cost.fused_ahead,
@@ -405,7 +410,8 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         traffic = _traffic(request, sizes)
         costs = costs if traffic is None else traffic.charged(schedule, costs)
     elif sizes is not None and has_transfers(schedule):
-        costs = Traffic(sizes, request.cluster).charged(schedule, costs)
+        traffic = Traffic(sizes, request.cluster, boundaries=False if leaves_boundaries(schedule) else None)
+        costs = traffic.charged(schedule, costs)
     return Assembled(
         entry,
         schedule,
@@ -418,6 +424,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         sizes,
         request.tokens_per_microbatch,
         profile=times if cost.name == "profiled" else None,
+        evidence="predicted" if cost.name == "analytic" else "simulated",
         keeps=kept_layers(schedule.partition, "except_last") if request.recompute == "except_last" else None,
     )
 
@@ -436,61 +443,8 @@ def _completed(request: Request, schedule: Schedule, file: SourceFile) -> Schedu
             schedule = add_steps(schedule)
         if schedule.weights is Weights.STREAMED and not has_transfers(schedule):
             schedule = with_offload("all", request.prefetch, schedule)
+        if leaves_boundaries(schedule):
+            raise ScheduleError("it moves weights, and not the boundary tensors between them; show offload=all does")
         return schedule if schedule.kinds & (SEND | RECV) else with_charges(schedule, request.cluster)
     except ScheduleError as error:
         raise ConfigError(f"charge=bytes: schedule_file={file.path}: {error}; use charge=hops") from None
-
-
-def _cut(request: Request, schedule: Schedule, file: SourceFile) -> Schedule:
-    """A schedule of a file without a cut, with the typed one or else a layer a stage; as it is if cut apart."""
-    shape, text = schedule.shape, request.partition
-    if not any(item.lstrip("+").startswith("partition=") for item in request.overrides):
-        return schedule if shape.separate_cuts else schedule.with_partition(symmetric((1,) * shape.num_stages))
-    if not text[:1].isdigit():
-        num_layers = request.model.num_layers if request.model else shape.num_stages
-        even = symmetric(split_evenly(num_layers, shape.num_stages))
-        raise ConfigError(
-            f"partition={text}: schedule_file={file.path} has no cut, and nothing searches one for a file; type the "
-            f"layers of each of its {shape.num_stages} stages, as partition={even}"
-        )
-    with config_errors(f"schedule_file={file.path}: "):
-        return schedule.with_partition(parse(text))
-
-
-def _check_typed(request: Request, schedule: Schedule, file: SourceFile, *, has_cut: bool) -> None:
-    """Refuse a name, sizes, a partition or transfers on the command line that differ from the file's."""
-    shape, asked, moves = schedule.shape, request.num_microbatches, has_transfers(schedule)
-    one_by_one = shape.num_microbatches == 1 and shape.num_steps % request.num_steps == 0
-    own = {
-        "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
-        "num_devices": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
-        # Updates after every microbatch are steps of one: then the file has as many steps as the run had microbatches.
-        "num_microbatches": (shape.num_microbatches in (asked, 1), f"has {shape.num_microbatches} microbatches a step"),
-        "num_steps": (shape.num_steps == request.num_steps or one_by_one, f"has {shape.num_steps} steps"),
-        "chunks_per_device": (
-            request.chunks_per_device in (None, shape.num_stages / shape.num_ranks),
-            f"has {shape.num_stages} stages on {shape.num_ranks} ranks",
-        ),
-        "mesh.pipeline": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
-        "partition": (not has_cut or request.partition == str(schedule.partition), f"is cut {schedule.partition}"),
-        "offload": (
-            request.offload in (("weights", "all", "auto") if moves else ("none", "auto")),
-            "moves something" if moves else "moves nothing",
-        ),
-        "prefetch": (request.prefetch == RunConfig.prefetch, "says when what it moves comes"),
-        "dispatch": (request.dispatch == "round_robin", "says which device runs what"),
-    }
-    for item in request.overrides:
-        key, _, value = item.lstrip("+").partition("=")
-        agrees, fact = own.get(key, (True, ""))
-        if not agrees and not (key == "schedule" and value.endswith(ORDERS)):
-            raise ConfigError(f"{item}: schedule_file={file.path} {fact}; leave one of both out")
-
-
-def _read(file: SourceFile) -> Schedule:
-    with config_errors(f"schedule_file={file.path}: "):
-        if file.path.suffix == ".csv":
-            from rpbench.torch_runtime.formats.tables import read_schedule  # the form of torch's own runtime
-
-            return read_schedule(file.text, file.path.stem)
-        return from_text(file.text)

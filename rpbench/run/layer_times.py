@@ -129,7 +129,7 @@ def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
 
 
 def _counted(request: Request, lengths: Sequence[int] = ()) -> LayerTimes:
-    setting, segments = setting_of(request, lengths), request.entry.num_segments(request.schedule.options)
+    setting, segments = setting_of(request, lengths), request.schedule.num_segments
     times = times_of(setting)
     if segments == 1:
         return times

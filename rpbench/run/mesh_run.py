@@ -9,7 +9,7 @@ from rpbench.cost.table import CostTable
 from rpbench.ir.schedule import Schedule
 from rpbench.mesh.exact import as_fitted, mesh_times, under_mesh, with_cut
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import bytes_of_order, device_memory, fullest
+from rpbench.mesh.memory import bytes_of_order, device_memory, fullest, mesh_sizes
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.passes.recomputation import check_recompute
@@ -40,7 +40,7 @@ def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, 
     of_rank = replace(request, num_devices=job.mesh.pipeline)
     problem = Problem(  # without the transfers that methods add themselves
         entry=entry,
-        times=mesh_times(job)
+        times=mesh_times(job, request.schedule.options)
         if mesh.counts_layers
         else under_mesh(layer_times(of_rank, len(job.architecture.layers)), job),
         num_ranks=job.mesh.pipeline,
@@ -52,6 +52,7 @@ def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, 
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
         memory=None if entry.separate_cuts or entry.lower is not None else device_memory(job),
+        activations=mesh_sizes(job, streamed=False).of_a_layer,
     )
     choice = choose(request.partition, problem)
 

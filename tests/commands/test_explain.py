@@ -325,6 +325,17 @@ def test_records_of_meshes_are_explained_by_the_terms_of_their_steps(recorded, a
     assert typed["ratio"] == pytest.approx(answer["ratio"])
 
 
+def test_the_precision_of_kernels_is_that_of_their_software(recorded, ask):
+    """Products of megatron_core sum in fp32, on one host as under a mesh; those of eager software in 16 bits."""
+    words = ("schedule=1f1b", "model=qwen3_1p7b", "cluster=8x_rtx4090", "num_devices=4", "cost=analytic")
+    host, eager = recorded(*words), recorded(*words, "software=roundpipe")
+    mesh = recorded(*words, "mesh.pipeline=4", "mesh.shard=optimizer")
+    answer, _ = ask(host, mesh)
+    assert answer["ratio"] == pytest.approx(1.0, rel=1e-3)
+    assert "dtype" not in causes(answer)
+    assert causes(ask(host, eager)[0])["dtype"] > 0.1
+
+
 def test_late_updates_of_a_record(recorded, ask):
     words = ("schedule=roundpipe", *SIMPLE, "num_steps=4")
     answer, _ = ask(recorded(*words), recorded(*words, "schedule.asynchronous=true"))

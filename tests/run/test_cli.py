@@ -441,6 +441,16 @@ def test_plan_compares_the_methods(rpbench):
     assert min(makespans.values()) == makespans["search"] < makespans["published"]
 
 
+@pytest.mark.parametrize("gigabytes, best", [(18, "search"), (14, None)])
+def test_the_best_plan_is_one_that_fits(gigabytes, best, rpbench):
+    words = ("schedule=1f1b", *CHARGED[:5], f"cluster.device_memory_bytes={gigabytes}000000000")
+    _, (answer,), _ = rpbench("plan", *words)
+    assert (answer["best"], answer["plans"][0]["reason"] is None) == (best, best is not None)
+    for plan in answer["plans"]:
+        _, (row,), _ = rpbench(*words, f"partition={plan['partition']}")
+        assert row["reason"] == plan["reason"], plan["method"]
+
+
 @pytest.mark.parametrize("key, values", [("optimizer.learning_rate", (0.001, 0.5)), ("charge", ("hops", "bytes"))])
 def test_compare_shows_what_differs_wherever_it_stands(key, values, rpbench):
     words = ("schedule=1f1b", "num_devices=2", "num_microbatches=2")

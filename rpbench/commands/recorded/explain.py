@@ -27,6 +27,7 @@ from rpbench.explain.predicted import dtype_gain, side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, DECLARED, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
 from rpbench.mesh.ordered_step import simulate_step
+from rpbench.mesh.software import usual_software
 from rpbench.records.describe import unit
 from rpbench.records.record import Record, find, read_all
 from rpbench.registry import unknown_name
@@ -261,7 +262,8 @@ def _work(request: Request) -> Work | None:
     if mesh is not None and mesh.machine is not None:
         flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
         return Work(flops, mesh.machine.device.flops_16, dtype_gain(job_of(request, mesh)) if mesh.counts_layers else 1)
-    if request.cost.name == "analytic":
+    known = request.software or usual_software(request.cluster.measured)
+    if request.cost.name == "analytic" and known.kernels == "eager":  # others sum in fp32
         try:
             return work_of(model, tokens, basis_of(request.cluster, request.cost), "roundpipe")
         except ValueError:  # a calibrated machine has figures of its own
