@@ -57,13 +57,13 @@ class Frame:
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
         if setting.recompute == "fitting" and self.problem.entry.needs_costs and not self.refuses("fitting"):
-            self._expect_what_stays(contender, partition)
+            self._expect_what_stays(partition)
 
-    def _expect_what_stays(self, contender: Contender, partition: Partition) -> None:
+    def _expect_what_stays(self, partition: Partition) -> None:
         """Take the order for layers that do not recompute, if all stay in it as in the order for recomputed ones."""
         if self.keeps(partition, "fitting") != partition.backward:
             return
-        free = Frame(contender, self.setting.changed("recompute", "none"), self.terms, partition, self.num_steps)
+        free = Frame(self._contender, self.setting.changed("recompute", "none"), self.terms, partition, self.num_steps)
         if free.keeps(partition, "fitting") == partition.backward:
             self.schedule, self.graph, self._footprint = free.schedule, free.graph, free._footprint
 

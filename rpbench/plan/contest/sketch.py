@@ -162,8 +162,8 @@ class Sketcher:
         counts, order = self._first_order(setting, problem)
         if self._is_level(order.placement):
             pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
-            even = plain_partitions(problem, counts)[0]
-            return Sketch((even, *self._even_in_bytes(setting, even), *self._starts(counts)), pace, True)
+            even = plain_partitions(problem, counts)[0], self._even_in_bytes(setting, counts[0])
+            return Sketch((*even, *self._starts(counts)), pace, True)
         overlaps = self.overlaps(setting)
         if overlaps:
             problem = replace(problem, num_steps=STEPS if self.terms.problem is None else STEPS_POSED)
@@ -185,12 +185,12 @@ class Sketcher:
             step /= problem.num_steps
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
 
-    def _even_in_bytes(self, setting: Setting, like: Partition) -> list[Partition]:
+    def _even_in_bytes(self, setting: Setting, num_stages: int) -> Partition:
         """The cut whose stages have weights of about as many bytes, which decides where stages visit every device."""
         sizes = self.terms.sizes(setting.microbatch_sequences)
         first, *others = [layer.weights for layer in sizes.layers]
         layers = [first + sizes.embedding.weights, *others]
-        return [symmetric(fill_stages(layers, sizes.head.weights, len(like.forward)))]
+        return symmetric(fill_stages(layers, sizes.head.weights, num_stages))
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
         """The given cuts with these numbers of stages, or with any number."""
