@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -102,6 +103,7 @@ class Plan:
 
     name: str
     plan_id: str
+    command: str = ""  # another one for each start of the sweep
 
     def folder(self, results: Path) -> Path:
         return results / FOLDER / self.name
@@ -158,8 +160,8 @@ def machine_word() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Write the plan of a sweep; returns `name@plan_id`."""
+def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], cells: Sequence[Sequence[str]]) -> Plan:
+    """Write the plan of a sweep that starts."""
     name = manifest_name(experiment, arguments)
     plan: dict[str, Any] = {
         "experiment": experiment,
@@ -176,7 +178,7 @@ def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], 
     plan_id = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:12]
     text = json.dumps(record.sealed({"plan": plan_id, "planned_at": provenance.now(), **plan}), indent=1)
     write_atomically(results / FOLDER / name / PLAN, text + "\n")
-    return f"{name}@{plan_id}"
+    return Plan(name, plan_id, uuid.uuid4().hex[:12])
 
 
 def state_of(row: Record) -> str:
@@ -190,10 +192,10 @@ def _worst(rows: Sequence[Record]) -> str:
 
 
 class Journal:
-    """Writes the end of one cell to its manifest; a run of no sweep has no folder and writes nothing."""
+    """Writes the end of one cell to its manifest; a run of no sweep has no plan and writes nothing."""
 
-    def __init__(self, folder: Path | None = None, plan_id: str = "", number: int = 0) -> None:
-        self._folder, self._plan_id, self._number = folder, plan_id, number
+    def __init__(self, results: Path | None = None, plan: Plan | None = None, number: int = 0) -> None:
+        self._results, self._plan, self._number = results, plan, number
         self._is_written = False
         self._machine: str | None = None
 
@@ -215,13 +217,39 @@ class Journal:
 
     def _write(self, state: str, reason: str, rows: Sequence[Record] = ()) -> None:
         self._is_written = True
-        if self._folder is None:
+        if self._results is None or self._plan is None:
             return
-        line: dict[str, Any] = {"plan": self._plan_id, "cell": self._number, "state": state, "reason": reason}
+        line: dict[str, Any] = {"plan": self._plan.plan_id, "cell": self._number, "state": state, "reason": reason}
         line |= {"run_ids": [row["run_id"] for row in rows], "digests": [row.get("digest", "") for row in rows]}
         if self._machine:
             line["machine"] = self._machine
-        append_line(self._folder / f"{provenance.host_word()}-{os.getpid()}.jsonl", json.dumps(record.sealed(line)))
+        if self._plan.command:
+            line["command"] = self._plan.command
+        path = self._plan.folder(self._results) / f"{provenance.host_word()}-{os.getpid()}.jsonl"
+        append_line(path, json.dumps(record.sealed(line)))
+
+
+class Ends:
+    """The numbers of the cells that have ended under one command; every look reads what its workers wrote since."""
+
+    def __init__(self, results: Path, plan: Plan) -> None:
+        self._folder, self._plan = plan.folder(results), plan
+        self._read: dict[Path, int] = {}  # bytes
+        self._numbers: set[Any] = set()
+
+    def __contains__(self, number: int) -> bool:
+        for path in self._folder.glob("*.jsonl"):
+            before = self._read.get(path, 0)
+            if not path.is_file() or path.stat().st_size == before:
+                continue
+            with path.open("rb") as file:
+                file.seek(before)
+                text = file.read(_MOST_BYTES)
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[path] = before + len(whole)
+            lines = _sound_lines(whole, self._plan.plan_id)
+            self._numbers |= {line.get("cell") for line in lines if line.get("command") == self._plan.command}
+        return number in self._numbers
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
@@ -299,14 +327,17 @@ def no_sweep_in(results: Path) -> str:
 
 def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
     """The sound lines that workers of this plan have written, the oldest file first."""
-    lines = []
     files = [path for path in folder.glob("*.jsonl") if path.is_file()]
-    for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
-        for text in read_bytes(path, _MOST_BYTES).decode("utf-8", "replace").split("\n"):
-            try:
-                line = parsed(text)
-            except ValueError:
-                continue
+    files.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return [line for path in files for line in _sound_lines(read_bytes(path, _MOST_BYTES), plan_id)]
+
+
+def _sound_lines(text: bytes, plan_id: str) -> list[dict[str, Any]]:
+    """The lines of a journal that are whole and of this plan."""
+    lines = []
+    for row in text.decode("utf-8", "replace").split("\n"):
+        with suppress(ValueError):
+            line = parsed(row)
             if _is_sound(line, plan_id):
                 lines.append(line)
     return lines

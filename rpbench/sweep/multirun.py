@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -275,16 +275,17 @@ class _Here:
         return [JobReturn(status=JobStatus.COMPLETED)]
 
 
-def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, node: DictConfig) -> None:
+def _work(plan: Plan, cells: Mapping[int, Sequence[str]], terms: Terms, node: DictConfig) -> None:
     """The work of one worker, in the process that the launcher started."""
     job = cast(DictConfig, HydraConfig.get())
-    Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit, composed_of(node, job)).work()
+    Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, composed_of(node, job)).work()
 
 
-def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, config: DictConfig) -> None:
+def _work_by_jobs(
+    slurm: Slurm, plan: Plan, cells: Mapping[int, Sequence[str]], terms: Terms, config: DictConfig
+) -> None:
     """The same with a job for each cell."""
-    run_by_job = partial(_carry_out, slurm=slurm)
-    Worker(Path(config.hydra.sweep.dir), plan, cells, terms, run_by_job, emit).work()
+    Worker(Path(config.hydra.sweep.dir), plan, cells, terms, partial(_carry_out, slurm=slurm)).work()
 
 
 def _job(node: DictConfig) -> None:

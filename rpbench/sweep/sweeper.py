@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product
@@ -22,9 +22,19 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
 from rpbench.config.choices import ConfigError
-from rpbench.records.manifest import FAILED, NOT_APPLICABLE, PLANNED, Plan, manifest_name, recall, write_plan
+from rpbench.records.manifest import (
+    FAILED,
+    NOT_APPLICABLE,
+    PLANNED,
+    Plan,
+    is_settled,
+    manifest_name,
+    recall,
+    write_plan,
+)
 from rpbench.records.provenance import usable_cores
 from rpbench.records.record import check_writable
+from rpbench.run.recording import emit
 from rpbench.side_processes import end_with
 from rpbench.sweep.preview import Summary, preview
 from rpbench.sweep.slurm import TARGET as SLURM
@@ -99,7 +109,7 @@ def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Ter
 
 
 MOST_CELLS = 1_000_000
-Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
+Work = Callable[[Plan, Mapping[int, Sequence[str]], Terms, DictConfig], None]
 
 
 @dataclass(frozen=True)
@@ -128,14 +138,30 @@ class ManifestSweeper:
             raise ConfigError(f"nothing to sweep: {what} gives no value; name at least one")
         results = Path(self.config.hydra.sweep.dir)
         check_writable(results, "results_dir")
-        plan = Plan(*write_plan(results, self._experiment, arguments, cells).split("@"))
-        launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, cells, self.terms)))
-        number = _num_workers(self.config.hydra.launcher, len(cells))
+        plan = write_plan(results, self._experiment, arguments, cells)
+        left = self._left(results, plan, cells)
+        launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, left, self.terms)))
+        number = _num_workers(self.config.hydra.launcher, len(left))
         common = [item for item in arguments if item.startswith(("experiment=", "results_dir="))]
         batch = [[*common, f"hydra.job.name='{plan.name}'"] for _ in range(number)]
         with Progress(results, plan):
-            ended = launcher.launch(batch, initial_job_idx=0)
+            ended = launcher.launch(batch, initial_job_idx=0) if left else ()
         conclude(results, plan, ended, self.terms)
+
+    def _left(self, results: Path, plan: Plan, cells: Sequence[Sequence[str]]) -> dict[int, Sequence[str]]:
+        """The cells that run, by number; the records of others, which the manifest alone shows to hold, are printed."""
+        chosen = [cell for cell in recall(results, plan) if self.terms.chooses(cell)]
+        left = {}
+        for cell in chosen:
+            overrides = cells[cell.number]
+            rows = None if self.terms.asks_again(cell) else is_settled(results, cell, overrides)
+            if rows is None:
+                left[cell.number] = overrides
+            for row in rows or ():
+                emit(row)
+        if len(left) < len(chosen):
+            print(f"rpbench: {len(chosen) - len(left)} of {len(chosen)} cells are there", file=sys.stderr)
+        return left
 
     def preview(self, arguments: Sequence[str], out: TextIO) -> None:
         """Print a line of JSON for each cell of the command line: what would run, and what is there."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.records.experiments import Experiments
 from rpbench.records import record
-from rpbench.records.manifest import FOLDER, Journal, write_plan
+from rpbench.records.manifest import Journal, write_plan
 from rpbench.records.record import Record
 
 # What a cell of a sweep sets, and the records it left.
@@ -25,11 +25,11 @@ def put(folder: Path, experiment: str, cells: Cells, overrides: Sequence[str] = 
     """
     kept = list(cells)
     chosen = [[f"{key}={value}" for key, value in cell.items()] for cell, _ in kept]
-    name, _, plan = write_plan(folder, experiment, overrides, chosen).rpartition("@")
+    plan = write_plan(folder, experiment, overrides, chosen)
     for number, (_, rows) in enumerate(kept):
         if rows:
-            Journal(folder / FOLDER / name, plan, number).ended(rows)
-    return folder / FOLDER / name
+            Journal(folder, plan, number).ended(rows)
+    return plan.folder(folder)
 
 
 def forge(manifest: Path, replaced: Mapping[str, str]) -> None:

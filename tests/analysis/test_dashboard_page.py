@@ -106,10 +106,10 @@ def test_a_reader_who_leaves_is_no_error(results, monkeypatch, capfd):
 
 def test_states_and_pace_of_a_sweep_come_from_its_manifest_and_records(tmp_path):
     cells = [(f"seed={number}",) for number in range(6)]
-    name, _, plan = write_plan(tmp_path, None, ["sweep"], cells).partition("@")
+    plan = write_plan(tmp_path, None, ["sweep"], cells)
     for number in range(3):
-        Journal(tmp_path / "manifests" / name, plan, number).ended([record_of(number)])
-    Journal(tmp_path / "manifests" / name, plan, 3).refused("too small")
+        Journal(tmp_path, plan, number).ended([record_of(number)])
+    Journal(tmp_path, plan, 3).refused("too small")
     stamps = {f"{number:016x}": 1000.0 + 30 * number for number in range(3)}
     (line,) = read_sweeps(tmp_path, stamps, now=1070.0)
     assert line["states"] == {"done": 3, "not applicable": 1, "planned": 2}
@@ -196,9 +196,9 @@ def test_a_browser_shows_charts_with_units_and_links_to_everybody(page, width, d
 @needs_chromium
 def test_sweeps_that_have_ended_are_folded_where_they_are_many(page, results):
     for number in range(6):
-        name, _, plan = write_plan(results, None, [f"sweep={number}"], [(f"seed={number}",)]).partition("@")
+        plan = write_plan(results, None, [f"sweep={number}"], [(f"seed={number}",)])
         if number:
-            Journal(results / "manifests" / name, plan, 0).ended([record_of(number)])
+            Journal(results, plan, 0).ended([record_of(number)])
     tab = page(1400, False, "")
     assert tab.read("[...document.querySelectorAll('#sweeps li')].map((each) => each.textContent)") == [
         "python -m rpbench -m sweep=0 1 cell: 1 planned"

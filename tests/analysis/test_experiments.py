@@ -196,9 +196,9 @@ def test_failed_and_refused_cells_are_no_rows_and_verdicts_are(tmp_path: Path) -
     ok, tight, broken = _row("a"), _row("b", status="infeasible"), _row("c", status="failed")
     _left(tmp_path, ok, tight, broken)
     cells = [({"seed": number}, [row] if row else []) for number, row in enumerate((ok, tight, broken, None, None))]
-    folder = put(tmp_path, "figure17", cells)
-    plan = write_plan(tmp_path, "figure17", (), [[f"seed={number}"] for number in range(5)]).partition("@")[2]
-    Journal(folder, plan, 3).refused("no such shape")
+    put(tmp_path, "figure17", cells)
+    plan = write_plan(tmp_path, "figure17", (), [[f"seed={number}"] for number in range(5)])
+    Journal(tmp_path, plan, 3).refused("no such shape")
     assert list(read_manifest(tmp_path, "figure17").counts) == [
         "done",
         "infeasible",

@@ -50,7 +50,7 @@ def _record(run_id: str, **fields: object) -> dict:
 def own(tmp_path: Path) -> Path:
     """A sweep with runs that ended in every way there is."""
     results = tmp_path / "results"
-    name, _, plan = write_plan(results, None, ["schedule=1f1b,roundpipe"], CELLS).partition("@")
+    plan = write_plan(results, None, ["schedule=1f1b,roundpipe"], CELLS)
     rows: list[dict] = [
         _record("a" * 16),
         _record("b" * 16, schedule="roundpipe", makespan_s=90.0, bubble_makespan=0.05),
@@ -62,8 +62,8 @@ def own(tmp_path: Path) -> Path:
     for number, row in enumerate(rows):
         (results / row["run_id"]).mkdir()
         (results / row["run_id"] / "record.json").write_text(json.dumps(row))
-        Journal(results / "manifests" / name, plan, number).ended([row])
-    Journal(results / "manifests" / name, plan, 4).refused("dualpipe needs an even number")
+        Journal(results, plan, number).ended([row])
+    Journal(results, plan, 4).refused("dualpipe needs an even number")
     return results
 
 
@@ -106,11 +106,11 @@ def test_a_sweep_without_a_single_number_is_still_told(own: Path) -> None:
 
 def swept(results: Path, cells: list[tuple[str, ...]], rows: list[dict]):
     """The exhibit of a sweep with these cells, each with one record."""
-    name, _, plan = write_plan(results, None, ["sweep"], cells).partition("@")
+    plan = write_plan(results, None, ["sweep"], cells)
     for number, row in enumerate(rows):
         (results / row["run_id"]).mkdir()
         (results / row["run_id"] / "record.json").write_text(json.dumps(row))
-        Journal(results / "manifests" / name, plan, number).ended([row])
+        Journal(results, plan, number).ended([row])
     experiments = Experiments(results)
     return exhibit(experiments.manifests[0], experiments.rows)
 

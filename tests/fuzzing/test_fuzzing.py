@@ -95,11 +95,9 @@ def seeds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seeds")
     words = ("num_devices=2", "num_microbatches=4", "cost=constant", "save_timeline=true", f"results_dir={folder}")
     rows = [row for name in ("gpipe", "1f1b", "dapple") for row in run(load([f"schedule={name}", *words]))]
-    name, _, plan = write_plan(
-        folder, None, ["schedule=gpipe,1f1b"], [["schedule=gpipe"], ["schedule=1f1b"]]
-    ).partition("@")
+    plan = write_plan(folder, None, ["schedule=gpipe,1f1b"], [["schedule=gpipe"], ["schedule=1f1b"]])
     for number, row in enumerate(rows):
-        Journal(folder / "manifests" / name, plan, number).ended([row])
+        Journal(folder, plan, number).ended([row])
     return plain_documents(folder)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from rpbench.records import manifest as manifests
-from rpbench.records.manifest import FOLDER, PLAN, Journal, ManifestError, manifest_name, read_manifest, write_plan
+from rpbench.records.manifest import PLAN, Ends, Journal, ManifestError, manifest_name, read_manifest, write_plan
 from rpbench.run.recording import Outcome
 from rpbench.sweep import multirun as sweep
 
@@ -18,10 +18,9 @@ def row(name, status="ok", **more):
 
 
 def planned(results, num_cells, experiment="figure17"):
-    """The folder and the plan of a sweep over as many seeds."""
+    """The plan of a sweep over as many seeds."""
     cells = [[f"seed={number}", "tracker=none"] for number in range(num_cells)]
-    name, _, plan = write_plan(results, experiment, (), cells).rpartition("@")
-    return results / FOLDER / name, plan
+    return write_plan(results, experiment, (), cells)
 
 
 def states(results, name="figure17"):
@@ -94,12 +93,12 @@ def _broken():
 
 
 def test_every_state_is_told_by_a_line(tmp_path):
-    folder, plan = planned(tmp_path, 6)
-    Journal(folder, plan, 0).ended([row("a")])
-    Journal(folder, plan, 1).ended([row("b", "infeasible", reason="41 GB")])
-    Journal(folder, plan, 2).ended([row("c", "oom")])
-    Journal(folder, plan, 3).refused("no such shape")
-    Journal(folder, plan, 4).failed("broke")
+    plan = planned(tmp_path, 6)
+    Journal(tmp_path, plan, 0).ended([row("a")])
+    Journal(tmp_path, plan, 1).ended([row("b", "infeasible", reason="41 GB")])
+    Journal(tmp_path, plan, 2).ended([row("c", "oom")])
+    Journal(tmp_path, plan, 3).refused("no such shape")
+    Journal(tmp_path, plan, 4).failed("broke")
     found = read_manifest(tmp_path, "figure17")
     assert [cell.state for cell in found.cells] == ["done", "infeasible", "oom", "not applicable", "failed", "planned"]
     assert (found.cells[1].run_ids, found.cells[1].reason) == (("b",), "41 GB")
@@ -109,11 +108,12 @@ def test_every_state_is_told_by_a_line(tmp_path):
 
 
 def test_workers_of_several_hosts_are_one_manifest(tmp_path, monkeypatch):
-    folder, plan = planned(tmp_path, 4)
+    plan = planned(tmp_path, 4)
+    folder = plan.folder(tmp_path)
     for host, cells in (("aa", (0, 2)), ("bb", (1, 3))):
         monkeypatch.setattr(manifests.provenance, "host_word", lambda host=host: host)
         for number in cells:
-            Journal(folder, plan, number).ended([row(f"run{number}")])
+            Journal(tmp_path, plan, number).ended([row(f"run{number}")])
     assert len(list(folder.glob("*.jsonl"))) == 2
     assert [cell.run_ids for cell in read_manifest(tmp_path, "figure17").cells] == [(f"run{n}",) for n in range(4)]
 
@@ -121,32 +121,32 @@ def test_workers_of_several_hosts_are_one_manifest(tmp_path, monkeypatch):
 @pytest.mark.parametrize("order", [("first", "then"), ("then", "first")])
 @pytest.mark.parametrize("status, state", [("ok", "done"), ("infeasible", "infeasible"), ("oom", "oom")])
 def test_a_verdict_outlasts_a_failure_whoever_wrote_last(order, status, state, tmp_path, monkeypatch):
-    folder, plan = planned(tmp_path, 2)
+    plan = planned(tmp_path, 2)
     for host in order:
         monkeypatch.setattr(manifests.provenance, "host_word", lambda host=host: host)
         if host == "first":
-            Journal(folder, plan, 0).failed("killed")
-            Journal(folder, plan, 1).refused("no such shape")
+            Journal(tmp_path, plan, 0).failed("killed")
+            Journal(tmp_path, plan, 1).refused("no such shape")
         else:
-            Journal(folder, plan, 0).ended([row("a", status)])
-            Journal(folder, plan, 1).ended([row("b", status)])
+            Journal(tmp_path, plan, 0).ended([row("a", status)])
+            Journal(tmp_path, plan, 1).ended([row("b", status)])
     assert states(tmp_path) == [state, state]
 
 
 def test_of_two_ends_with_numbers_the_later_one_counts(tmp_path, monkeypatch):
     """As where a sweep is run again by force with other code."""
-    folder, plan = planned(tmp_path, 1)
-    journal = Journal(folder, plan, 0)
+    plan = planned(tmp_path, 1)
+    journal = Journal(tmp_path, plan, 0)
     journal.ended([row("a")])
     journal.ended([row("b")])
     assert [cell.run_ids for cell in read_manifest(tmp_path, "figure17").cells] == [("b",)]
 
 
 def test_a_duels_cell_names_the_record_of_each_contender(tmp_path):
-    folder, plan = planned(tmp_path, 3, "cpu_duel")
-    Journal(folder, plan, 0).ended([row("a"), row("b"), row("c")])
-    Journal(folder, plan, 1).ended([row("d", "infeasible", reason="41 GB"), row("e")])
-    Journal(folder, plan, 2).ended([row("f"), row("g", "failed", reason="broke")])
+    plan = planned(tmp_path, 3, "cpu_duel")
+    Journal(tmp_path, plan, 0).ended([row("a"), row("b"), row("c")])
+    Journal(tmp_path, plan, 1).ended([row("d", "infeasible", reason="41 GB"), row("e")])
+    Journal(tmp_path, plan, 2).ended([row("f"), row("g", "failed", reason="broke")])
     cells = read_manifest(tmp_path, "cpu_duel").cells
     assert [(cell.state, cell.run_ids) for cell in cells] == [
         ("done", ("a", "b", "c")),
@@ -157,29 +157,46 @@ def test_a_duels_cell_names_the_record_of_each_contender(tmp_path):
 
 
 def test_what_a_cell_has_told_by_its_end_is_not_told_again(tmp_path):
-    folder, plan = planned(tmp_path, 1)
-    journal = Journal(folder, plan, 0)
+    plan = planned(tmp_path, 1)
+    journal = Journal(tmp_path, plan, 0)
     journal.ended([row("a", "failed", reason="broke")])
     journal.failed("run failed: a: broke")
     assert read_manifest(tmp_path, "figure17").cells[0].run_ids == ("a",)
 
 
 def test_a_line_after_a_torn_one_is_read(tmp_path):
-    folder, plan = planned(tmp_path, 3)
+    plan = planned(tmp_path, 3)
+    folder = plan.folder(tmp_path)
     for number in range(2):
-        Journal(folder, plan, number).ended([row(f"run{number}")])
+        Journal(tmp_path, plan, number).ended([row(f"run{number}")])
     (path,) = folder.glob("*.jsonl")
     path.write_text(path.read_text()[:-9])
-    Journal(folder, plan, 2).ended([row("run2")])
+    Journal(tmp_path, plan, 2).ended([row("run2")])
     assert states(tmp_path) == ["done", "planned", "done"]
+
+
+def test_a_worker_hears_what_others_of_its_command_have_ended(tmp_path, monkeypatch):
+    plan = planned(tmp_path, 4)
+    folder = plan.folder(tmp_path)
+    ends, other = Ends(tmp_path, plan), planned(tmp_path, 4)
+    Journal(tmp_path, other, 0).ended([row("a")])  # of another start of the same sweep
+    assert 0 not in ends
+    for number, host in ((1, "aa"), (2, "bb")):
+        monkeypatch.setattr(manifests.provenance, "host_word", lambda host=host: host)
+        Journal(tmp_path, plan, number).refused("no such shape")
+        assert [each in ends for each in range(4)] == [False, *(each <= number for each in (1, 2)), False]
+    with next(folder.glob("aa-*.jsonl")).open("a") as torn:
+        torn.write('{"cell": 3, ')
+    assert 3 not in ends
 
 
 @pytest.mark.parametrize(
     "change", [{"cell": 2}, {"cell": -1}, {"cell": "0"}, {"state": "fine"}, {"plan": "another"}, {"cell": None}]
 )
 def test_a_line_that_fits_no_cell_counts_for_nothing(change, tmp_path):
-    folder, plan = planned(tmp_path, 2)
-    line = {"plan": plan, "cell": 0, "state": "done", "run_ids": ["a"], "reason": ""} | change
+    plan = planned(tmp_path, 2)
+    folder = plan.folder(tmp_path)
+    line = {"plan": plan.plan_id, "cell": 0, "state": "done", "run_ids": ["a"], "reason": ""} | change
     (folder / "worker.jsonl").write_text(json.dumps(line) + "\n[1]\n")
     assert states(tmp_path) == ["planned", "planned"]
 
@@ -196,26 +213,27 @@ def test_what_is_beside_the_subject_does_not_name_a_sweep():
 
 
 def test_lines_of_an_older_plan_count_for_nothing(tmp_path):
-    folder, plan = planned(tmp_path, 2)
-    Journal(folder, plan, 0).ended([row("a")])
-    assert planned(tmp_path, 2) == (folder, plan), "the same sweep goes on"
+    plan = planned(tmp_path, 2)
+    Journal(tmp_path, plan, 0).ended([row("a")])
+    assert planned(tmp_path, 2).plan_id == plan.plan_id, "the same sweep goes on"
     assert states(tmp_path) == ["done", "planned"]
-    assert planned(tmp_path, 3)[1] != plan
+    assert planned(tmp_path, 3).plan_id != plan.plan_id
     assert states(tmp_path) == ["planned"] * 3
 
 
 def test_a_plan_knows_the_code_and_the_configuration(tmp_path, monkeypatch):
-    _, plan = planned(tmp_path, 2)
+    plan = planned(tmp_path, 2)
     for what in ("code_version", "conf_version"):
         with monkeypatch.context() as changed:
             changed.setattr(manifests.provenance, what, lambda: "later")
-            assert planned(tmp_path, 2)[1] != plan
+            assert planned(tmp_path, 2).plan_id != plan.plan_id
             assert getattr(read_manifest(tmp_path, "figure17"), what) == "later"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"cells": [1]}', '{"cells": []}'])
 def test_a_plan_that_is_none_is_named(text, tmp_path):
-    folder, _ = planned(tmp_path, 1)
+    plan = planned(tmp_path, 1)
+    folder = plan.folder(tmp_path)
     (folder / PLAN).write_text(text)
     with pytest.raises(ManifestError, match=r"plan\.json: not a readable plan .*; remove it and run the sweep again"):
         read_manifest(tmp_path, "figure17")
