@@ -25,7 +25,7 @@ from typing import Any
 
 from rpbench.ir.action import Action
 from rpbench.ir.costs import StageCosts, unit_costs
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.places import places
 from rpbench.untrusted import plain
 
@@ -178,9 +178,10 @@ class Entry:
         file = inspect.getfile(self.generate)
         try:
             found = self.generate(*given, **options)
-        except ValueError:
-            raise
         except (Exception, SystemExit) as error:
+            last = traceback.extract_tb(error.__traceback__)[-1].line or ""
+            if isinstance(error, ValueError) and not isinstance(error, ScheduleError) and "raise " in last:
+                raise  # a shape that it refuses, not an error in it
             raise ValueError(_error_sentence(file, error)) from None
         _check_returned(f"{file}: {self.generate.__name__} of schedule {self.name}", found, given[0])
         return found

@@ -254,11 +254,17 @@ class Schedule:
 
 def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
     given: Any = (("compute", row),)
-    if isinstance(row, Mapping):
-        given = row.items() or (("compute", ()),)
-    elif row and not isinstance(row[0], Action):
-        given = row
-    pairs = [(lane, actions if isinstance(actions, PlainRow) else tuple(actions)) for lane, actions in given]
+    try:
+        if isinstance(row, Mapping):
+            given = row.items() or (("compute", ()),)
+        elif row and not isinstance(row[0], Action):
+            given = row
+        pairs = [(lane, actions if isinstance(actions, PlainRow) else tuple(actions)) for lane, actions in given]
+    except (TypeError, ValueError):
+        raise ScheduleError(
+            f"{row!r:.60} is no row: a row has the actions of a device in order, as in (Action(Kind.F, 0, 0), ...), or a "
+            "lane's actions under its name"
+        ) from None
     unknown = [lane for lane, _ in pairs if lane not in LANES]
     if unknown:
         raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
