@@ -29,6 +29,7 @@ from rpbench.config.configuration import (
     asked_for,
     composed,
     is_of_hydra,
+    quoted,
     refuse_old_spellings,
     schedule_node,
     with_orders,
@@ -146,6 +147,7 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """The configuration of one cell; ConfigError as of `composed`."""
+        overrides = quoted(overrides)
         try:
             return self._assembled(overrides)
         except (Separate, HydraException, OmegaConfBaseException, *BROKEN_FILES):

@@ -281,6 +281,14 @@ _MOVED_KEYS = {
 }
 
 
+_BEYOND_ASCII = re.compile(r"([+\w./@]+)=([^'\"\[\](){},$]*[^\x00-\x7f'\"\[\](){},$][^'\"\[\](){},$]*)")
+
+
+def quoted(overrides: Sequence[str]) -> list[str]:
+    """The overrides with quotes around values that hold letters beyond ASCII, which Hydra's grammar asks for."""
+    return [f"{found[1]}='{found[2]}'" if (found := _BEYOND_ASCII.fullmatch(item)) else item for item in overrides]
+
+
 def refuse_old_spellings(arguments: Sequence[str]) -> None:
     """Refuse spellings of earlier versions, naming the present ones."""
     for item in arguments:
@@ -310,7 +318,7 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
             return ConfigError(reworded("Could not override ''", overrides))
         return ConfigError(
             f"cannot read {given or ' '.join(overrides)!r}: write key=value, and brackets and quotes in pairs; quote "
-            "values with bars, commas or letters beyond a to z, as in \"partition='2-2|1-1-2-0*'\""
+            "values with commas or other marks, as in \"results_dir='a;b'\""
         )
     if isinstance(error, MissingConfigException) and (
         missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))

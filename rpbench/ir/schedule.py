@@ -262,8 +262,8 @@ def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
         pairs = [(lane, actions if isinstance(actions, PlainRow) else tuple(actions)) for lane, actions in given]
     except (TypeError, ValueError):
         raise ScheduleError(
-            f"{row!r:.60} is no row: a row has the actions of a device in order, as in (Action(Kind.F, 0, 0), ...), or a "
-            "lane's actions under its name"
+            f"{row!r:.60} is no row: a row has the actions of a device in order, as in (Action(Kind.F, 0, 0), ...), or "
+            "a lane's actions under its name"
         ) from None
     unknown = [lane for lane, _ in pairs if lane not in LANES]
     if unknown:

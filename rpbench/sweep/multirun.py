@@ -31,6 +31,7 @@ from rpbench.config.configuration import (
     explained,
     in_our_words,
     options_of,
+    quoted,
     refuse_old_spellings,
     register,
 )
@@ -136,7 +137,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
     All runs of a multirun are tried; the worst decides.
     """
-    overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
+    overrides, terms, is_dry = split_terms(quoted([item for item in arguments if item not in _MULTIRUN]))
     if flag := next((item for item in overrides if item.startswith("-")), None):
         raise ConfigError(f"unknown option {flag}: runs take key=value, and -m for a sweep; see rpbench --help")
     refuse_old_spellings(overrides)

@@ -283,7 +283,7 @@ def test_an_error_in_a_generator_shows_the_calls_from_its_file_on(rpbench, place
         ("return Schedule(shape, ((('compute', ('0F0',)),),) * 2)", "a generator returns a Schedule of actions"),
         ("return 1 / 0", "broken.py, line 7: ZeroDivisionError: division by zero; mend the file"),
         ("return max([])", "broken.py, line 7: ValueError: max() arg is an empty sequence; mend the file"),
-        ("return Schedule(shape, ((('F', 0, 0),),) * 2)", "line 7: ScheduleError: (('F', 0, 0),) is no row: a row has the"),
+        ("return Schedule(shape, ((('F', 0, 0),),) * 2)", "line 7: ScheduleError: (('F', 0, 0),) is no row: a row has"),
         ("return Schedule(shape, (3, 4))", "line 7: ScheduleError: 3 is no row"),
     ],
 )

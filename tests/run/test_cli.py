@@ -160,7 +160,7 @@ WRONG = [
         "cluster 8x_rtx4090 has 8",
     ),
     (["foo=["], "cannot read 'foo=['"),
-    (["results_dir=größe"], "quote values with bars, commas or letters beyond a to z"),
+    (["partition=2;2"], "quote values with commas or other marks, as in"),
     (["compare", "abc"], "two or more run ids"),
     (["compare", "abc", "def"], "no record of results begins with it"),
     (["report", "oout=x"], "report takes"),
@@ -489,3 +489,10 @@ def test_compare_puts_runs_side_by_side(rpbench):
     assert "makespan_s" in err
     assert answer["metrics"]["comm_exposed_s"] == [0, 0]
     assert answer["over_first"]["comm_exposed_s"] == [None, None]  # nothing has no ratio
+
+
+@pytest.mark.parametrize("sweep", [(), ("-m",)])
+def test_letters_beyond_ascii_need_no_quotes(sweep, rpbench, tmp_path):
+    words = ("schedule=gpipe", "num_devices=2", "num_microbatches=4", "cost=unit", "results_dir=größe")
+    status, (row,), _ = rpbench(*sweep, *words)
+    assert (status, (tmp_path / "größe" / row["run_id"]).is_dir()) == (0, True)
