@@ -45,6 +45,16 @@ def test_a_cell_of_several_runs_says_so(swept):
     assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
 
 
+def test_options_that_are_no_fields_of_a_record_are_keys_too(swept):
+    swept(*SWEEP, "num_devices=2", "cost.forward_ms=2")
+    asked = ("pivot", "--rows", "num_microbatches", "--value", "makespan_s", "--columns")
+    _, rows, err = swept(*asked, "cost.forward_ms")
+    assert rows[0] == {"num_microbatches": 4, "1.0": pytest.approx(0.015), "2.0": pytest.approx(0.02)}
+    assert "differ in schedule\n" in err
+    assert "up to 4 runs that differ in schedule, cost.forward_ms" in swept(*asked, "num_devices")[2]
+    assert "unknown column 'cost.sideways_ms'" in swept(*asked, "cost.sideways_ms")[2]
+
+
 def test_slots_are_named_and_not_mixed_with_seconds(swept):
     swept(*SWEEP, "num_devices=2", "cost=unit")
     status, _, err = swept(*ASKED)

@@ -26,7 +26,7 @@ ASKED = {
 _CHOICES = (
     *record.NAMES,
     *("experiment", "partition", "dispatch", "offload"),
-    *("num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
+    *("num_devices", "num_microbatches", "num_steps", "seed"),
 )
 
 
@@ -83,7 +83,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
     row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
     for name in (row, column, value):
         if name not in frame:
-            raise ValueError(unknown_name("column", name, list(frame.columns)))
+            frame[name] = _options(frame, name)
     if row == column or value in (row, column):
         raise ValueError(f"rows={row}, columns={column}, value={value}: three keys that differ")
     keys = frame[[row, column]].astype(object).where(frame[[row, column]].notna(), "none")
@@ -107,6 +107,19 @@ def pivoted(options: dict[str, str]) -> Pivot:
     return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in in_slots)))
 
 
+def _options(frame: Any, name: str) -> list[Any]:
+    """An option of the runs, named as on the command line, such as `schedule.round_size`; ValueError if none has it."""
+    found = []
+    for text in frame.get("config", ()):
+        value = json.loads(text) if isinstance(text, str) else None
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        found.append(value)
+    if all(value is None or isinstance(value, dict) for value in found):
+        raise ValueError(unknown_name("column", name, list(frame.columns)) + ", and options such as recompute")
+    return found
+
+
 def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
     """Raise ValueError where cells would mix slots and seconds."""
     if (clocks.groupby(keys).nunique() > 1).any():
@@ -118,12 +131,16 @@ def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
 
 def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
     """A note on cells that hold several runs: how many, and the choices in which they differ."""
-    cells = frame.groupby([row, column], dropna=False)
-    most = int(cells.size().max())
+    most = int(frame.groupby([row, column], dropna=False).size().max())
     if most < 2:
         return ()
-    names = [name for name in _CHOICES if name in frame and name not in (row, column)]
+    asked = [dict(item.partition("=")[::2] for item in json.loads(text)) for text in frame["overrides"].fillna("[]")]
+    typed = {key: [each.get(key) for each in asked] for key in {key for each in asked for key in each}}
+    frame = frame.assign(**{key: values for key, values in typed.items() if key not in frame})
+    names = [
+        name for name in (*_CHOICES, *sorted({*typed} - {*_CHOICES})) if name in frame and name not in (row, column)
+    ]
+    cells = frame.groupby([row, column], dropna=False)
     varying = [name for name in names if int(cells[name].nunique(dropna=False).max()) > 1]
-    plain = [name for name in varying if name != "overrides"] or ["other options" for _ in varying]
-    what = f"that differ in {', '.join(plain)}" if plain else "of one request"
+    what = f"that differ in {', '.join(varying)}" if varying else "of one request"
     return (f"rpbench: a cell is the median of up to {most} runs {what}",)
