@@ -8,7 +8,7 @@ import pytest
 from rpbench.cost.hardware.declared import declarations
 from rpbench.cost.hardware.device import device as gpu
 from rpbench.cost.hardware.device import names
-from rpbench.cost.hardware.machine import machine
+from rpbench.cost.hardware.machine import machine, machine_of
 
 # Dense TFLOP/s in 16 and 8 bits, HBM TB/s, GB, GB/s to other devices one way, multiprocessors: by hand, as the vendors'
 # data sheets print them; two numbers are the ends of what the sheets of one device say.
@@ -70,6 +70,8 @@ HOST_LINKS = {
     225: ("gb200", "gb300"),
     450: ("gh200",),
 }
+# GB/s of the LPDDR5X of a Grace with 480 GB, nominal, and the devices that share it.
+GRACES = {"gh200": (384, 1), "gb200": (512, 2), "gb300": (14_000 / 36, 2)}
 FIGURES = ("flops_16", "flops_8", "memory_bytes_per_s", "memory_bytes", "link_bytes_per_s", "multiprocessors")
 UNITS = (1e12, 1e12, 1e12, 1e9, 1e9, 1)
 
@@ -254,3 +256,15 @@ def test_links_to_the_host_are_of_the_devices_generation():
     for gigabytes, devices in HOST_LINKS.items():
         for name in devices:
             assert machine(f"2x_{name}").host_to_device_bytes_per_s == gigabytes * 1e9, name
+
+
+@pytest.mark.parametrize("name", GRACES)
+def test_a_host_of_graces_has_the_memory_of_all_of_them(name):
+    nominal, devices = GRACES[name]
+    for number in (1, 2, 4):
+        found = machine(f"{number}x_{name}").host_bytes_per_s
+        assert found == pytest.approx(0.8 * nominal * 1e9 * number / devices, rel=0.02)
+    words = {"name": "x", "num_devices": 16, "devices_per_node": 4, "gpu": name}
+    assert machine_of(words).host_bytes_per_s == machine(f"4x_{name}").host_bytes_per_s
+    assert machine_of(words | {"host_bytes_per_s": 5e9}).host_bytes_per_s == 5e9
+    assert machine("4x_l40s").host_bytes_per_s == 150e9

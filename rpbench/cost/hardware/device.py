@@ -49,6 +49,7 @@ class Device:
         attention_flops_per_s: of fused attention, forward, by generation of the kernel.
         link_bytes_per_s: to other devices of its domain, one way.
         host_link_bytes_per_s: to its host, one way, nominal; None: as machines have it where nothing is said.
+        host_bytes_per_s: of the memory of its own processor, under an optimizer or copies; None: it has none.
         peer_to_peer: whether devices copy to each other without the host in between.
         machine: its usual machine in `conf/cluster/`; None: no file has it.
         multiprocessors: units that compute the tiles of a product.
@@ -76,6 +77,7 @@ class Device:
     sustained_4: float = 0.5
     sustained_memory: float = 0.85
     host_link_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
     peer_to_peer: bool = True
     machine: str | None = None
     usual: bool = False
@@ -121,7 +123,7 @@ class Device:
     def origins(self) -> dict[str, Any]:
         """Origins of `figures`, by the same names."""
         own = {name: name if name in self.eager else each for name, each in IN_MACHINE.items()}
-        own["host_to_device_bytes_per_s"] = "host_link_bytes_per_s"
+        own |= {"host_to_device_bytes_per_s": "host_link_bytes_per_s", "host_bytes_per_s": "host_bytes_per_s"}
         return {name: self.declared[each] for name, each in own.items() if each in self.declared}
 
     def attention_rate(self, kernel: str) -> float:

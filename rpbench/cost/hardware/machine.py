@@ -329,6 +329,9 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
     own = device(str(given["gpu"]))
     usual = dict(_USUAL)
     found: dict[str, Any] = {name: row[0] for name, row in usual.items()} | own.figures() | given | {"gpu": own}
+    if own.host_bytes_per_s is not None and "host_bytes_per_s" not in given:  # of the processors of a host together
+        numbers = filter(None, (given.get("devices_per_node"), given.get("num_devices")))
+        found["host_bytes_per_s"] = own.host_bytes_per_s * min(numbers, default=1)
     if "copy_bytes_per_s" not in given:
         found["copy_bytes_per_s"] = COPIED_SHARE * found["host_to_device_bytes_per_s"]
         usual["copy_bytes_per_s"] = (0, 0.2, f"{COPIED_SHARE} of the nominal link")
