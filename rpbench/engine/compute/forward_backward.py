@@ -81,20 +81,15 @@ def segment_backward(
     segments: Segments, graph: Graph, gradient: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, Tensors]:
     """As `stage.backward`; the gradients of the keys and values that the graph has read go to `segments`."""
-    exchange = graph.exchange
-    if exchange is None:  # embedding or head alone
-        exchange = Exchange(segments, (0, 0), with_graph=True)
-    ends, slopes = segments.take(exchange)
+    exchange = graph.exchange or Exchange(segments, (0, 0), with_graph=True)  # the head alone has none
     places = [(module, part) for module, found in exchange.earlier.items() for part in range(len(found))]
     before = [tensor for module, part in places for tensor in exchange.earlier[module][part]]
     inputs = [*graph.leaves.values(), *before, *(() if graph.start is None else (graph.start,))]
     found: tuple[torch.Tensor | None, ...] = (None,) * len(inputs)
-    outputs = [(graph.end, gradient), *zip(ends, slopes, strict=True)]
-    outputs = [(end, slope) for end, slope in outputs if end.requires_grad]
+    outputs = [(end, slope) for end, slope in ((graph.end, gradient), *segments.take(exchange)) if end.requires_grad]
     if inputs and outputs:
-        found = torch.autograd.grad(
-            [end for end, _ in outputs], inputs, [slope for _, slope in outputs], allow_unused=True
-        )
+        ends, slopes = zip(*outputs, strict=True)
+        found = torch.autograd.grad(ends, inputs, slopes, allow_unused=True)
     num_leaves = len(graph.leaves)
     for number, (module, part) in enumerate(places):
         pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
@@ -205,11 +200,13 @@ class Passes:
 
     def recompute(self, action: Action, number: int, gate: Gate) -> None:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
-        again = self.recomputed(action.stage)
-        if self._layout.keeps_every > 1:
-            self._make_inputs(action.stage, segment, version)
+        again = self._run_again(modules)
+        if again and self._layout.keeps_every > 1:  # keep the inputs that this backward and the next stage's need
+            x = self._run_from_kept(again, segment, version, keeps_inner=self._grain == "layer")
+            if again.stop != self._layout.head and again.stop not in self._layout.starts:
+                self._keep(again.stop, segment, x)
         elif again:
-            self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
+            self._recomputed[action.stage, segment] = self._again(self.recomputed(action.stage)[-1], segment, version)
         self._release(modules, version)
 
     def backward(self, action: Action, number: int, gate: Gate) -> None:
@@ -374,14 +371,6 @@ class Passes:
         first = modules.start
         x = self._kept.pop((first, segment)) if first else self._tokens(segment)
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
-
-    def _make_inputs(self, stage: int, segment: Segment, version: int) -> None:
-        """Run a stage again without graph, to keep the inputs that its backward and the next stage's need."""
-        modules = self._run_again(self._layout.backward[stage])
-        if modules:
-            x = self._run_from_kept(modules, segment, version, keeps_inner=self._grain == "layer")
-            if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
-                self._keep(modules.stop, segment, x)
 
     def _make_layer_inputs(self, again: list[range], segment: Segment, version: int) -> None:
         """Run a stage again without graph, to keep its layers' inputs, unless a forward or R has kept them."""

@@ -21,7 +21,7 @@ from torch import nn
 
 from rpbench.engine.compute.randomness import drawing
 from rpbench.engine.compute.segments import Exchange, Segment
-from rpbench.engine.compute.split_backward import Deferring, Linear, defer
+from rpbench.engine.compute.split_backward import Linear, defer, deferring
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.weights import Named, WeightSource
 from rpbench.engine.workload import Workload
@@ -164,9 +164,9 @@ class Stages:
             if not self.splits:
                 end = self.run(modules, x if start is None else start, segment, version, exchange)
                 return Graph(start, leaves, end, exchange)
-            with Deferring(leaves.values()) as deferring:
+            with deferring(leaves.values()) as (linears, anchor):
                 end = self.run(modules, x if start is None else start, segment, version, exchange)
-        return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
+        return Graph(start, leaves, end, exchange, tuple(linears), anchor)
 
     def tensors(self, modules: range, version: int) -> list[torch.Tensor]:
         return [tensor for module in modules for tensor in self.weights.all_of(module, version).values()]
