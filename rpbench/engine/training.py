@@ -214,8 +214,7 @@ class Training:
         make: Callable[..., HostOptimizer] = HostOptimizer
         rule = self.schedule.late_rest
         if rule is not None:
-            num_steps = self.schedule.shape.num_steps
-            make = partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
+            make = partial(SelectiveOptimizer, rule=rule, num_steps=self.schedule.shape.num_steps)
         return make(
             self.workload,
             self.layout,
@@ -232,11 +231,6 @@ class Training:
             self.analysis.index.rollbacks.keys(),
             self._place_of,
         )
-
-    def _split_window(self, stage: int, version: int) -> SplitWindow:
-        found = self.gradients.window(stage, version)
-        assert isinstance(found, SplitWindow)
-        return found
 
     def _team(self, splits: bool) -> Team:
         assert isinstance(self.gradients, TeamGradients)

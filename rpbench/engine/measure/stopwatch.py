@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Self
@@ -104,22 +105,19 @@ class CoreStopwatch:
         errors: list[BaseException] = []
         ready, over = threading.Barrier(self.num_workers), threading.Barrier(self.num_workers + 1)
 
-        def job(worker: int) -> Callable[[], None]:
-            def timed() -> None:
-                try:
-                    work = made()
-                    work()
-                    ready.wait()
-                    least[worker] = _least(work, self._repeats, time.thread_time)
-                except BaseException as error:
-                    errors.append(error)
-                    ready.abort()
-                over.wait()
+        def timed(worker: int) -> None:
+            try:
+                work = made()
+                work()
+                ready.wait()
+                least[worker] = _least(work, self._repeats, time.thread_time)
+            except BaseException as error:
+                errors.append(error)
+                ready.abort()
+            over.wait()
 
-            return timed
-
-        names = [f"calibration {worker}" for worker in range(self.num_workers)]
-        self._workers.start([job(worker) for worker in range(self.num_workers)], names)
+        workers = range(self.num_workers)
+        self._workers.start([partial(timed, worker) for worker in workers], [f"calibration {w}" for w in workers])
         over.wait()
         if errors:
             raise errors[0]

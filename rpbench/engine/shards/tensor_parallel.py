@@ -54,7 +54,7 @@ class AcrossRanks:
         return self._rank.all_reduce(parts[0])
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self._rank.all_reduce_largest(parts[0])
+        return self._rank.all_reduce(parts[0], torch.maximum)
 
 
 class AlongSequence(AcrossRanks):
@@ -140,7 +140,7 @@ class TeamGradients(Gradients):
     def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
         """Each other device's gradients of what the first has too, and the first's, for every stage and step."""
         for other in self.by_rank[1:]:
-            for version, stage, gradients in other.by_stage():
+            for stage, version, gradients in other.by_stage():
                 first = Gradients.total(self, stage, version)
                 common = first.keys() & gradients.keys()
                 yield {place: gradients[place] for place in common}, {place: first[place] for place in common}

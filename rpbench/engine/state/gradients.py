@@ -291,14 +291,13 @@ class Gradients:
         if not self._keep:
             self._windows[stage, version].drop()
 
-    def totals(self) -> Iterator[tuple[int, Tensors]]:
-        """(version, gradients of one stage) for every step that is still here."""
-        return ((version, gradients) for version, _, gradients in self.by_stage())
-
     def by_stage(self) -> Iterator[tuple[int, int, Tensors]]:
-        """The same with the stage: (version, stage, gradients)."""
-        for stage, version in sorted(self._windows):
-            yield version, stage, self.total(stage, version)
+        """(stage, version, gradients) of every step that is still here."""
+        return ((*place, self.total(*place)) for place in sorted(self._windows))
+
+    def totals(self) -> Iterator[tuple[int, Tensors]]:
+        """The same without the stage."""
+        return ((version, gradients) for _, version, gradients in self.by_stage())
 
 
 def carried_windows(analysis: Analysis) -> dict[tuple[int, int], Window]:

@@ -122,17 +122,13 @@ class SplitWindow(Window):
                 self._made.drop()
 
 
-WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
-
-
 class SelectiveOptimizer(HostOptimizer):
     """The optimizer of a schedule with a late rest; `given` and `options` are those of `HostOptimizer`."""
 
-    def __init__(self, *given: Any, rule: LateRest, num_steps: int, window_of: WindowOf, **options: Any) -> None:
+    def __init__(self, *given: Any, rule: LateRest, num_steps: int, **options: Any) -> None:
         super().__init__(*given, **options)
-        self._rule, self._window_of = rule, window_of
-        self._ends = boundaries(rule, num_steps)
-        self._end_of = {version: end for end in self._ends for version in end.window}
+        self._rule = rule
+        self._end_of = {version: end for end in boundaries(rule, num_steps) for version in end.window}
         self._seen = {place: master.clone() for place, master in self.masters.items()}
         self._masks: dict[int, Tensors] = {}  # stage -> what is important of it
         self._chosen_by: dict[int, int] = {}  # stage -> the version whose gradient has chosen that
@@ -216,11 +212,12 @@ class SelectiveOptimizer(HostOptimizer):
         """Add the stored gradients of the steps up to `last` to the host's sums, in order."""
         for version in sorted(v for other, v in self._outcomes if other == stage and v <= last):
             end = self._end_of.get(version)
-            window = None if end is None else self._window_of(stage, version)
-            if window is not None and not window.is_stored:
+            window = self._gradients.window(stage, version)
+            assert isinstance(window, SplitWindow)
+            if end is not None and not window.is_stored:
                 return
             outcome = self._outcomes.pop((stage, version))
-            if end is None or window is None or outcome.skipped:
+            if end is None or outcome.skipped:
                 continue
             sums = self._sums.setdefault((stage, end.version), {})
             for owner, rest in window.rest.items():
