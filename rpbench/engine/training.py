@@ -223,7 +223,7 @@ class Training:
             self.settings.optimizer,
             self._pace,
             self.scaler,
-            self._read_by,
+            lambda version: self.reads.fixed((version - 1) * self.workload.num_microbatches) or 0,  # scales need one
             None if self.start is None else self.start.moments,
             self.sharing,
             self._delays.tau if self._delays and self.settings.compensation.spike_compensation else None,
@@ -393,11 +393,6 @@ class Training:
                 "their losses would have different scales; use dtype=bfloat16, or a schedule that flushes"
             )
         return None if rule is None else LossScaler(rule, self.start.scales if self.start else None)
-
-    def _read_by(self, version: int) -> int:
-        read = self.reads.fixed((version - 1) * self.workload.num_microbatches)
-        assert read is not None  # or there is no loss scaling
-        return read
 
     def _recomputed_from(self) -> dict[int, int]:
         """Backward stage -> the forward stage that keeps the input of its recomputation."""

@@ -124,9 +124,7 @@ class Transfers:
             window = self._index.shape.num_microbatches
             microbatches = sorted(microbatches_of(self._index, self._stores[number]))
             for version, own in groupby(microbatches, key=lambda microbatch: microbatch // window + 1):
-                self._gradients.store(
-                    action.stage, version, own, self._to_peer(action, number) or self._over_link(number)
-                )
+                self._gradients.store(action.stage, version, own, self._over_link(number))
 
     def _free(self, action: Action, number: int, gate: Gate) -> None:
         """Free weights, gathered ones too; gradients and activations are freed by the action that takes them."""
@@ -149,18 +147,10 @@ class Transfers:
 
     def _over_link(self, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
         device, lane, action = self._index.device(number), self._lane(number), self._index.actions[number]
-        to_peer = action.kind is Kind.STORE and isinstance(action.peer, int)  # a SEND goes by the host all the same
-        peer = action.peer if to_peer else None
-        return lambda tensor: self._copy(tensor, device, lane, peer)  # type: ignore[arg-type]  # a number by now
-
-    def _to_peer(self, action: Action, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """The copy to the device that an action names; None if it names none."""
-        peer = action.peer
-        if not isinstance(peer, int):
-            return None
-        if peer == self._index.device(number):
-            return lambda tensor: tensor
-        return lambda tensor: self._copy(tensor, peer, "net")
+        peer = action.peer if isinstance(action.peer, int) and action.kind is Kind.STORE else None
+        if peer is not None and action.object == "G":  # a sum goes from device to device
+            return lambda tensor: tensor if peer == device else self._copy(tensor, peer, "net")
+        return lambda tensor: self._copy(tensor, device, lane, peer)  # a SEND goes by the host all the same
 
     def _lane(self, number: int) -> str:
         return self._index.lanes[self._index.lane_of[number]].name

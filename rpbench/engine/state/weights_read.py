@@ -103,7 +103,7 @@ class Adjustments:
         if horizon:
             self._lend(stage, number, self._ahead(stage, version, horizon))
             return number
-        drift, moves = self._delays.drift(stage, microbatch), self._moves[stage]
+        drift, moves = self._delays.drift[stage, microbatch], self._moves[stage]
         if self._settings.correction_decay is None or not drift:
             return version
         masters = self._masters(stage)

@@ -80,19 +80,16 @@ class Delays:
 
     Attributes:
         tau: by stage, the mean delay over the last step, as in every step of a full pipeline.
+        drift: (stage, microbatch) -> steps between its forward and its backward.
     """
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, versions = analysis.schedule, analysis.versions
-        self._late, self._drift = versions.staleness_steps, versions.drift
+        self._late, self.drift = versions.staleness_steps, versions.drift
         window = schedule.shape.batches[-1]
         stages = range(schedule.shape.num_backward_stages)
         self.tau = [sum(self._late[stage, mb] for mb in window) / len(window) for stage in stages]
         self._first = {mb: batch.start for batch in schedule.shape.batches for mb in batch}
-
-    def drift(self, stage: int, microbatch: int) -> int:
-        """Steps between a microbatch's forward and its backward."""
-        return self._drift[stage, microbatch]
 
     def horizons(self, predictor: Predictor, stage: int, microbatch: int) -> tuple[int, int]:
         """Steps to look ahead in forward and in backward.
