@@ -234,14 +234,8 @@ def _marks(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[list[int],
         row = lowered.row(rank)
         standing = evidence.standings[rank * inner]
         if 0 <= standing.position < len(row):
-            number = first + standing.position
-            numbers.append(number)
-            notes[number] = _word(row[standing.position], standing)
+            waits = standing.phase is Phase.WAITING and row[standing.position].kind not in SEND | RECV
+            numbers.append(first + standing.position)
+            notes[numbers[-1]] = "waits" if waits else standing.phase.name.lower()
         first += len(row)
     return numbers, notes
-
-
-def _word(action: Action, standing: Standing) -> str:
-    if standing.phase is Phase.WAITING and action.kind not in SEND | RECV:
-        return "waits"
-    return standing.phase.name.lower()
