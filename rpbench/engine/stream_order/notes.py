@@ -18,21 +18,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 from rpbench.engine.host_order import HostOrder, Turns
-from rpbench.engine.stream_order.trace import (
-    Awaited,
-    Born,
-    Call,
-    Entry,
-    Freed,
-    Pinned,
-    Signalled,
-    Storage,
-    Synchronised,
-    SynchronisedEvent,
-    Timeline,
-    Trace,
-    Work,
-)
+from rpbench.engine.stream_order import trace as issued
+from rpbench.engine.stream_order.trace import Call, Entry, Storage, Timeline, Trace
 from rpbench.models.constants import constants
 
 
@@ -164,11 +151,11 @@ class Notes(HostOrder):
             entry = kind(self.thread(), self.local.action, _place(), *fields)
             self._check_there(entry)
             self.trace.entries.append(entry)
-            if isinstance(entry, Work) and entry.stream in self._unnamed and " of device" in entry.action:
+            if isinstance(entry, issued.Work) and entry.stream in self._unnamed and " of device" in entry.action:
                 self._unnamed.remove(entry.stream)
                 lane = entry.action.partition(" of ")[2]
                 self.trace.names[entry.stream] = f"{lane} (accelerator {self.trace.devices[entry.stream]})"
-            if isinstance(entry, Synchronised | SynchronisedEvent):
+            if isinstance(entry, issued.Synchronised | issued.SynchronisedEvent):
                 self._publish_constants()
             return entry
 
@@ -201,9 +188,9 @@ class Notes(HostOrder):
                 home.machine, home.number = self.identity, self._num_storages
                 self._num_storages += 1
                 if home.pinned:
-                    self.note(Pinned, home.number)
+                    self.note(issued.Pinned, home.number)
             if home.number in self._constants:
-                self.note(Awaited, ("constant", home.number))
+                self.note(issued.Awaited, ("constant", home.number))
             return home
 
     def is_born(self, home: Home, device: int, stream: Timeline) -> None:
@@ -216,7 +203,7 @@ class Notes(HostOrder):
         self._counts, home.device = True, device
         self._made_by[home.number] = self.thread()
         if home.num_bytes:
-            self.note(Born, stream, home.number)
+            self.note(issued.Born, stream, home.number)
             self.held[device] += home.num_bytes
             self.peak[device] = max(self.peak[device], self.held[device])
 
@@ -242,7 +229,7 @@ class Notes(HostOrder):
         if notes is None or not notes._is_open:
             return
         with notes.lock:
-            notes.note(Freed, home.number)
+            notes.note(issued.Freed, home.number)
             if home.device is not None:
                 notes.held[home.device] -= home.num_bytes
 
@@ -253,7 +240,7 @@ class Notes(HostOrder):
             if home is not None and home.machine == self.identity and self._made_by.get(home.number) == self.thread():
                 del self._made_by[home.number]
                 self._constants.add(home.number)
-                self.note(Signalled, ("constant", home.number))
+                self.note(issued.Signalled, ("constant", home.number))
 
     # --- `rpbench.engine.host_order.HostOrder` ---
 
@@ -261,10 +248,10 @@ class Notes(HostOrder):
         self.local.action = what
 
     def signal(self, token: Hashable) -> None:
-        self.note(Signalled, token)
+        self.note(issued.Signalled, token)
 
     def wait(self, token: Hashable) -> None:
-        self.note(Awaited, token)
+        self.note(issued.Awaited, token)
 
     def turns(self, lanes: Sequence[int]) -> Turns:
         return Turns(lanes, self._seed)
@@ -330,7 +317,7 @@ class Notes(HostOrder):
     def synchronize(self, device: Any = None) -> None:
         index = self.chosen(device)
         streams = tuple(stream for stream, found in self.trace.devices.items() if found == index)
-        self.note(Synchronised, streams)
+        self.note(issued.Synchronised, streams)
 
     def new_stream(self, index: int, name: str | None = None) -> Timeline:
         """The timeline of a new stream of a device; without a name it takes that of the first lane that uses it."""
