@@ -77,20 +77,14 @@ def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Read
 
 @dataclass
 class Trajectory:
-    """The course of a training run.
+    """The course of a training run."""
 
-    Args:
-        losses: mean loss of every optimizer step.
-        gradients: per step, the sum over its microbatches by place; not clipped, not summed over tied parameters.
-        scales: version -> loss scale, which `gradients` still have.
-        begun_with: the masters before every step, with `keep_weights`.
-    """
-
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # mean loss of every optimizer step
+    # per step, the sum over its microbatches by place; not clipped, not summed over tied parameters
     gradients: list[Tensors] = field(default_factory=list)
     masters: Tensors = field(default_factory=dict)
-    scales: dict[int, float] = field(default_factory=dict)
-    begun_with: list[Tensors] = field(default_factory=list)
+    scales: dict[int, float] = field(default_factory=dict)  # version -> loss scale, which `gradients` still have
+    begun_with: list[Tensors] = field(default_factory=list)  # the masters before every step, with `keep_weights`
 
 
 def train_reference(

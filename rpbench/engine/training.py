@@ -53,20 +53,14 @@ Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a training run.
-
-    Args:
-        recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        keep_gradients: keep every step's gradients, to compare them with a reference.
-        keep_state: keep the versions before the last that a checkpoint needs.
-    """
+    """The settings of a training run."""
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    recompute_grain: Grain = "stage"
+    recompute_grain: Grain = "stage"  # how much a backward recomputes at a time: its whole stage, or one layer
     recompute: Recompute = "all"
-    keep_gradients: bool = False
+    keep_gradients: bool = False  # keep every step's gradients, to compare them with a reference
     compensation: Compensation = field(default_factory=Compensation)
-    keep_state: bool = False
+    keep_state: bool = False  # keep the versions before the last that a checkpoint needs
     device_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,22 +73,15 @@ class Settings:
 class Training:
     """The training of a workload by a schedule.
 
+    ValueError if the model does not have the partition's layers, or cannot run the parts the schedule cuts sequences
+    into.
+
     Args:
         workload: its modules are read, never written.
         schedule: with its partition, or its analysis; with STEP actions if weights are to change.
         start: the state to resume from; None: the modules' own weights.
         pin_memory: keep the host's weights in pinned memory, which needs an accelerator.
         place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
-
-    Attributes:
-        schedule, analysis: as given; a STEP that needs other stages' gradients comes after its lane's last one.
-        passes: forward and backward, with the losses and the versions they read.
-        sharing: stage -> how its replicas share it.
-        traffic: counts the bytes of all transfers.
-
-    Raises:
-        ValueError: if the model does not have the partition's layers, or cannot run the parts the schedule cuts
-            sequences into.
     """
 
     def __init__(
@@ -126,7 +113,7 @@ class Training:
         self._place_of = None if place_of is None else at_home(place_of, self.layout.devices(self.analysis.index))
         self.reads = Reads(self.analysis, self._num_stale())
         self.groups = gradient_groups(self.analysis)
-        self.sharing = sharing_of(self.analysis, self.layout, self.workload)
+        self.sharing = sharing_of(self.analysis, self.layout, self.workload)  # stage -> how its replicas share it
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)

@@ -31,9 +31,6 @@ class PacedCopies:
     """A `Copy` over links that keep the pace of a cluster, one for each lane of each device, one tensor at a time.
 
     Pace is kept against deadlines: after a sleep that lasts too long, the next is shorter.
-
-    Args:
-        cluster: one whose links have a pace.
     """
 
     def __init__(self, cluster: Machine) -> None:
@@ -54,13 +51,10 @@ class PacedCopies:
 
 
 class Traffic:
-    """A `Copy` that counts.
-
-    Attributes:
-        moved_bytes: (device, lane) -> bytes copied to it over lanes h2d and net, and from it over d2h.
-    """
+    """A `Copy` that counts."""
 
     def __init__(self, copy: Copy) -> None:
+        # (device, lane) -> bytes copied to it over lanes h2d and net, and from it over d2h
         self.moved_bytes: Counter[tuple[int, str]] = Counter()
         self._copy, self._lock = copy, threading.Lock()
 

@@ -33,24 +33,19 @@ class Stopped(BaseException):
 
 
 class Walk:
-    """The state that the lanes of one run share.
-
-    Attributes:
-        error: that stopped the run, if any.
-        over: set when every lane has ended, done or not.
-        places: the lanes that have actions.
-    """
+    """The state that the lanes of one run share."""
 
     def __init__(self, program: Program, perform: Perform, hop_s: float = 0.0) -> None:
         self.program, self.perform, self.hop_s = program, perform, hop_s
         num = len(program.waits)
         self.start, self.main, self.end = [0.0] * num, [0.0] * num, [0.0] * num
         self.pre_cpu, self.main_cpu = [0.0] * num, [0.0] * num
-        self.over = threading.Event()
-        self.error: BaseException | None = None
+        self.over = threading.Event()  # set when every lane has ended, done or not
+        self.error: BaseException | None = None  # that stopped the run, if any
         self._stop = False
         self._finished = [False] * num
         self._lock = threading.Lock()  # of what sleeping lanes say, and of ending
+        # the lanes that have actions
         self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
         self._working = set(self.places)
         self._gates = {place: threading.Lock() for place in self.places}

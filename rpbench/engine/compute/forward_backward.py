@@ -105,13 +105,7 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class Passes:
-    """The handlers of all compute actions.
-
-    Attributes:
-        losses: microbatch -> its share of its step's mean loss.
-        read: (number, plain action) -> the weight version it read; an OVERLAP's number has several.
-        recompute_head: recompute the head in backward, because its weights leave the device in between.
-    """
+    """The handlers of all compute actions."""
 
     def __init__(
         self,
@@ -127,9 +121,10 @@ class Passes:
         saved: SavedActivations | None = None,
     ) -> None:
         self._adjustments = adjustments
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, float] = {}  # microbatch -> its share of its step's mean loss
+        # (number, plain action) -> the weight version it read; an OVERLAP's number has several
         self.read: dict[tuple[int, Action], int] = {}
-        self.recompute_head = False
+        self.recompute_head = False  # recompute the head in backward, because its weights leave the device in between
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
         self._scaler = scaler
         self._memory = memory  # that counts the kept inputs; None where they are at home

@@ -49,17 +49,12 @@ class Slopes(NamedTuple):
 
 
 class Linear:
-    """One application of a linear map to its weight, and its bias if there is one.
-
-    Attributes:
-        deferred: whether the backward leaves the gradients of `weights` to `weight_gradients`.
-        left: the tensors for these, from the backward on.
-    """
+    """One application of a linear map to its weight, and its bias if there is one."""
 
     def __init__(self, *weights: torch.Tensor) -> None:
         self.weights = weights
-        self.deferred = False
-        self.left: Slopes | None = None
+        self.deferred = False  # whether the backward leaves the gradients of `weights` to `weight_gradients`
+        self.left: Slopes | None = None  # the tensors for these, from the backward on
 
     def weight_gradients(self) -> tuple[torch.Tensor, ...]:
         """The gradients of `weights`, once; none if no backward reached the map."""

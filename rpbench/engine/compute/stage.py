@@ -80,52 +80,36 @@ GRAINS: tuple[Grain, ...] = get_args(Grain)
 
 
 class Graph(NamedTuple):
-    """A forward with its autograd graph.
+    """A forward with its autograd graph."""
 
-    Args:
-        start: the input as a leaf; None where it holds tokens.
-        exchange: keys and values that passed between this segment and others; None where sequences are whole.
-        linears: the linear maps whose weight gradients can be deferred.
-        anchor: an input to ask for with `start`, if there are `linears`.
-    """
-
-    start: torch.Tensor | None
+    start: torch.Tensor | None  # the input as a leaf; None where it holds tokens
     leaves: Tensors
     end: torch.Tensor
+    # keys and values that passed between this segment and others; None where sequences are whole
     exchange: Exchange | None = None
-    linears: tuple[Linear, ...] = ()
-    anchor: torch.Tensor | None = None
+    linears: tuple[Linear, ...] = ()  # the linear maps whose weight gradients can be deferred
+    anchor: torch.Tensor | None = None  # an input to ask for with `start`, if there are `linears`
 
 
 class Rest(NamedTuple):
-    """The result of a backward's first half for the second.
+    """The result of a backward's first half for the second."""
 
-    Args:
-        gradients: of the weights that could not be deferred.
-        linears: the linear maps whose weight gradients are still to be made.
-        places: identity of a weight -> its place.
-    """
-
-    gradients: Tensors
-    linears: list[Linear]
-    places: dict[int, Place]
+    gradients: Tensors  # of the weights that could not be deferred
+    linears: list[Linear]  # the linear maps whose weight gradients are still to be made
+    places: dict[int, Place]  # identity of a weight -> its place
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A model's modules, run a range at a time with weights of a given version.
-
-    Args:
-        num_parts: segments that sequences are cut into. `exchange` is what they read of each other
-            (`rpbench.engine.compute.segments`).
-        splits: whether some backward comes in halves.
-    """
+    """A model's modules, run a range at a time with weights of a given version."""
 
     workload: Workload
     weights: WeightSource
     shells: Shells
+    # segments that sequences are cut into. `exchange` is what they read of each other
+    # (`rpbench.engine.compute.segments`)
     num_parts: int = 1
-    splits: bool = False
+    splits: bool = False  # whether some backward comes in halves
 
     def run(
         self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: Exchange | None = None

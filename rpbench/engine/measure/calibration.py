@@ -35,17 +35,11 @@ from rpbench.workload.architecture import Architecture
 
 
 class Sizes(NamedTuple):
-    """Sizes of the timed operators: large enough that a launch is a small part of the time.
+    """Sizes of the timed operators: large enough that a launch is a small part of the time."""
 
-    Args:
-        width: of the square products.
-        copy_bytes: of the tensors that are copied and added.
-        attention: sequences, heads, tokens, and the width of a head.
-    """
-
-    width: int = 1024
-    copy_bytes: int = 64 * 2**20
-    attention: tuple[int, int, int, int] = (4, 8, 512, 64)
+    width: int = 1024  # of the square products
+    copy_bytes: int = 64 * 2**20  # of the tensors that are copied and added
+    attention: tuple[int, int, int, int] = (4, 8, 512, 64)  # sequences, heads, tokens, and the width of a head
 
 
 # A product of cores takes a millisecond there; on an accelerator it would be over before it is launched.
@@ -366,22 +360,14 @@ DEVICES = ("cpu", "accelerator")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of a machine's devices.
-
-    Args:
-        probes: with the seconds that the parts of the engine's work took.
-        halves: times of the two halves of a split backward, as fractions of the whole.
-        foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
-        peer_bytes_per_s: from one accelerator to another; None where there is no other.
-        issues_ahead: whether the host issues work ahead of the devices.
-    """
+    """Measurements of a machine's devices."""
 
     rates: Rates
-    probes: Sequence[tuple[Probe, Times]]
-    halves: Shares
-    foreign_cores: float | None
-    peer_bytes_per_s: float | None = None
-    issues_ahead: bool = False
+    probes: Sequence[tuple[Probe, Times]]  # with the seconds that the parts of the engine's work took
+    halves: Shares  # times of the two halves of a split backward, as fractions of the whole
+    foreign_cores: float | None  # cores that other programs kept busy meanwhile; None where the system does not say
+    peer_bytes_per_s: float | None = None  # from one accelerator to another; None where there is no other
+    issues_ahead: bool = False  # whether the host issues work ahead of the devices
 
 
 def check_device(device: str) -> None:

@@ -25,18 +25,11 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 
 class ForeignLoad:
-    """The load of other programs during a `with` block.
+    """The load of other programs during a `with` block; `pids`: running processes of this run, ended ones are known."""
 
-    Args:
-        pids: running processes of this run; children that have ended are known.
-
-    Attributes:
-        elapsed_s: seconds from start to end.
-        others_s: processor time of other programs; None where the system does not say. It is counted in ticks of
-            10 ms, so that it may be below 0 for a short block: add blocks up before judging them.
-    """
-
-    elapsed_s = 0.0
+    elapsed_s = 0.0  # seconds from start to end
+    # processor time of other programs; None where the system does not say. It is counted in ticks of 10 ms, so that it
+    # may be below 0 for a short block: add blocks up before judging them
     others_s: float | None = None
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
@@ -80,14 +73,9 @@ REPEATS = 5
 
 
 class CoreStopwatch:
-    """Devices that are threads with one core each. Use it in a `with` block.
+    """Devices that are threads with one core each, `num_workers` at a time. Use it in a `with` block."""
 
-    Attributes:
-        pins: whether host memory is pinned for copies.
-        num_workers: how many devices work at a time.
-    """
-
-    device, dtype, pins = "cpu", torch.float32, False
+    device, dtype, pins = "cpu", torch.float32, False  # pins: whether host memory is pinned for copies
 
     def __init__(self, num_workers: int, repeats: int = REPEATS) -> None:
         self.num_workers, self._repeats = num_workers, repeats

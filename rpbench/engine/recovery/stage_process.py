@@ -95,20 +95,13 @@ class StageStep:
 
 
 class Message(NamedTuple):
-    """A message between a rank and the watching process.
-
-    Args:
-        epoch: the number of failures before it; messages of earlier epochs are ignored.
-        to: the rank it is for; -1: the watching process.
-        about: the word's arguments, plain data.
-        body: tensors, pickled by value.
-    """
+    """A message between a rank and the watching process."""
 
     word: str
-    epoch: int = 0
-    to: int = -1
-    about: tuple[Any, ...] = ()
-    body: bytes = b""
+    epoch: int = 0  # the number of failures before it; messages of earlier epochs are ignored
+    to: int = -1  # the rank it is for; -1: the watching process
+    about: tuple[Any, ...] = ()  # the word's arguments, plain data
+    body: bytes = b""  # tensors, pickled by value
 
 
 def say(connection: "Connection[Any, Any]", message: Message) -> None:

@@ -97,10 +97,6 @@ class WholeGradient:
         made: version -> all gradients, as they were made.
         in_order: version -> the same by owner, in the order of the model.
         plain: makes an owner's gradient ready for the optimizer.
-
-    Attributes:
-        norms: version -> norm before clipping; empty without clipping.
-        is_asked: whether steps depend on the gradients of other stages.
     """
 
     def __init__(
@@ -117,7 +113,8 @@ class WholeGradient:
         self._seen = 0  # version of the last step that was looked at
         self._skipped: set[int] = set()
         self._clipping: dict[int, torch.Tensor] = {}
-        self.norms: dict[int, torch.Tensor] = {}
+        self.norms: dict[int, torch.Tensor] = {}  # version -> norm before clipping; empty without clipping
+        # whether steps depend on the gradients of other stages
         self.is_asked = clip_norm is not None or scaler is not None
 
     def look(self, version: int) -> None:

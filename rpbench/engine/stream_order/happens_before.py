@@ -25,16 +25,12 @@ Clock = list[int]
 
 
 class Finding(NamedTuple):
-    """A possible error on a device.
+    """A possible error on a device."""
 
-    Args:
-        kind: RAW, WAR, WAW, REUSE (memory reused while in use), EVENT (waited for, or timed, too early), BLOCKS (a
-            non-blocking copy blocks), DEVICE (memory that the device cannot reach).
-        what: in words, with the actions.
-    """
-
+    # RAW, WAR, WAW, REUSE (memory reused while in use), EVENT (waited for, or timed, too early), BLOCKS (a non-blocking
+    # copy blocks), DEVICE (memory that the device cannot reach)
     kind: str
-    what: str
+    what: str  # in words, with the actions
 
 
 class _Use(NamedTuple):

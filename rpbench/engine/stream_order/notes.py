@@ -25,19 +25,13 @@ from rpbench.models.constants import constants
 
 @dataclass
 class Home:
-    """The place of a storage.
-
-    Args:
-        device: index of a device; None: the host.
-        pinned: whether devices can read it by themselves.
-        number, machine: its number in the trace of a machine, and that machine's identity.
-    """
+    """The place of a storage."""
 
     num_bytes: int
-    device: int | None = None
-    pinned: bool = False
-    number: int = -1
-    machine: int = 0
+    device: int | None = None  # index of a device; None: the host
+    pinned: bool = False  # whether devices can read it by themselves
+    number: int = -1  # in the trace of a machine
+    machine: int = 0  # that machine's identity
 
 
 _homes: dict[int, Home] = {}  # address of a storage's object -> where it is; constants outlive the machine they are of
@@ -71,43 +65,27 @@ _identities = itertools.count(1)
 
 
 class _Local(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        action: that it runs, in words.
-        device, streams: its current device, and its current stream on each.
-        makes_on: the device that factories make tensors on; None: the host.
-        within: the arguments of the call of torch that it is in.
-    """
+    """The state of a thread."""
 
     def __init__(self) -> None:
-        self.action = "outside of actions"
-        self.device = 0
-        self.streams: dict[int, torch.Stream] = {}
-        self.makes_on: int | None = None
-        self.within: tuple[Any, ...] = ()
+        self.action = "outside of actions"  # that it runs, in words
+        self.device = 0  # its current one
+        self.streams: dict[int, torch.Stream] = {}  # its current one on each device
+        self.makes_on: int | None = None  # the device that factories make tensors on; None: the host
+        self.within: tuple[Any, ...] = ()  # the arguments of the call of torch that it is in
 
 
 KIND = "privateuseone"  # torch's name for an unknown kind of device, for which the code has no special case
 
 
 class Notes(HostOrder):
-    """The trace and memory of a simulated machine.
+    """The trace and memory of a simulated machine; ValueError for fewer than one device, or a kind that is real here.
 
     Args:
         keep_calls: keep every operation for a replay in another order; nothing is freed then.
         memory_bytes: memory of a device; None: no limit.
         lost: device -> entries until it is lost; later ones raise torch's error.
         seed: of the order in which the lanes of a run take turns.
-
-    Attributes:
-        calls: identity of an entry -> its operation, with `keep_calls`.
-        begun_with: storage -> its bytes before the first operation, with `keep_calls`.
-        storages: every storage as bytes, with `keep_calls`.
-        held, peak: device -> bytes of its memory, now and at most.
-
-    Raises:
-        ValueError: for fewer than one device, or a kind that this machine really has.
     """
 
     def __init__(
@@ -130,10 +108,11 @@ class Notes(HostOrder):
         self.num_devices, self.kind, self.trace = num_devices, kind, Trace()
         self.identity, self.keeps_calls = next(_identities), keep_calls
         self.lock, self.local = threading.RLock(), _Local()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Call] = {}  # identity of an entry -> its operation, with `keep_calls`
+        # storage -> its bytes before the first operation, with `keep_calls`
         self.begun_with: dict[Storage, torch.Tensor] = {}
-        self.storages: dict[Storage, torch.Tensor] = {}
-        self.held, self.peak = Counter[int](), Counter[int]()
+        self.storages: dict[Storage, torch.Tensor] = {}  # every storage as bytes, with `keep_calls`
+        self.held, self.peak = Counter[int](), Counter[int]()  # device -> bytes of its memory, now and at most
         self.defaults: dict[int, torch.Stream] = {}
         self._num_storages = 0
         self._events = itertools.count(1)

@@ -164,10 +164,6 @@ class Member:
     """This rank's part of a request, in an initialised process group; `place` is its line on the board.
 
     ValueError if the number of processes is wrong, or another rank has another request.
-
-    Attributes:
-        steps: per timed step, its recorded actions, and its first and last moment by this rank's clock.
-        losses: per timed step, the sum of this rank's losses, each a part of the step's mean.
     """
 
     def __init__(self, request: TorchRequest, place: Place) -> None:
@@ -191,8 +187,9 @@ class Member:
         self.optimizers = self._make_optimizers()
         if request.start is not None:
             self._go_on(Path(request.start))
+        # per timed step, its recorded actions, and its first and last moment by this rank's clock
         self.steps: list[tuple[list[Any], float, float]] = []
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # per timed step, the sum of this rank's losses, each a part of the step's mean
 
     def _boundary(self) -> torch.Tensor:
         """One microbatch's tensor between two stages, (B, S, H); it requires a gradient, or none would come back."""

@@ -100,19 +100,13 @@ class OptimizerSettings:
 
     AdamW: Loshchilov and Hutter, ICLR'19. RMSprop: Tieleman and Hinton, lecture 6.5, 2012. Adafactor: Shazeer and
     Stern, ICML'18; its steps need a whole matrix, of whose squares it keeps the means of rows and columns.
-
-    Args:
-        learning_rate: after the warm-up.
-        num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
-        clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
-        loss_scaling: for gradients in float16; None: losses are as they are.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-3  # after the warm-up
     weight_decay: float = 0.01
-    num_warmup_steps: int = 0
-    clip_norm: float | None = None
-    loss_scaling: LossScaling | None = None
+    num_warmup_steps: int = 0  # step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate
+    clip_norm: float | None = None  # gradients are scaled down to this Euclidean norm over all parameters; None: never
+    loss_scaling: LossScaling | None = None  # for gradients in float16; None: losses are as they are
     name: str = "adamw"
     momentum: float = 0.0
 

@@ -62,9 +62,6 @@ class SplitWindow(Window):
         device_of: microbatch -> the device that runs it.
         chosen: makes the masks of the elements that devices step; called when the gradient is complete.
         goes_home: whether the rest goes to the host.
-
-    Attributes:
-        rest: owner -> its elements on the host that are not chosen, flat; owner None has all.
     """
 
     def __init__(
@@ -78,6 +75,7 @@ class SplitWindow(Window):
     ) -> None:
         self._made, self._owners, self._device_of, self._chosen = made, owners, device_of, chosen
         self._lock, self._waits_for = ReportedLock(), {"step"} | ({"store"} if goes_home else set())
+        # owner -> its elements on the host that are not chosen, flat; owner None has all
         self.rest: dict[int | None, Tensors] = {}
 
     @property
