@@ -75,20 +75,14 @@ class Program:
 
 def make_program(
     schedule: Schedule | Analysis,
-    costs: CostTable,
+    costs: CostTable,  # tells whether recomputation may begin before the gradient is there
     *,
-    step_groups: StepGroups = (),
+    step_groups: StepGroups = (),  # backward stages whose STEPs wait for the gradients of the whole group
+    # backward stage -> forward stage that keeps the input of its recomputation. The simulator takes that input, and the
+    # weights, for granted where the two directions are cut apart; in real time they must be there
     recomputed_from: Mapping[int, int] | None = None,
 ) -> Program:
-    """The program of a schedule; ScheduleError if no lane could move on.
-
-    Args:
-        costs: tells whether recomputation may begin before the gradient is there.
-        step_groups: backward stages whose STEPs wait for the gradients of the whole group.
-        recomputed_from: backward stage -> forward stage that keeps the input of its recomputation. The simulator
-            takes that input, and the weights, for granted where the two directions are cut apart; in real time
-            they must be there.
-    """
+    """The program of a schedule; ScheduleError if no lane could move on."""
     graph = build_graph(schedule)
     waits = _edges(graph, late_edges(graph, costs).tolist())
     program = Program(graph, waits)

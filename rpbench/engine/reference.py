@@ -90,34 +90,24 @@ class Trajectory:
 def train_reference(
     workload: Workload,
     layout: Layout,
+    # (backward stage, version) -> microbatches in the order their gradients are added up
     groups: Mapping[tuple[int, int], Groups],
     settings: OptimizerSettings,
     *,
     num_steps: int = 1,
-    num_parts: int = 1,
-    updates: bool = True,
-    reads: Reads | None = None,
+    num_parts: int = 1,  # segments that sequences are cut into; still one graph for all segments of a microbatch
+    updates: bool = True,  # whether weights change after a step
+    reads: Reads | None = None,  # the versions that modules read for a microbatch; None: the newest
+    # how late gradients are compensated; how late they are follows from `reads`
     compensation: Compensation | None = None,
-    start: State | None = None,
-    num_replicas: int = 1,
-    trials: bool = False,
+    start: State | None = None,  # the state to resume from; it has the versions below 0
+    num_replicas: int = 1,  # replicas, each of which first adds up an equal part of the groups
+    trials: bool = False,  # every other step, from the first on, is a trial; a step is then half of an update
+    # the rule by which devices step some columns and the host the others; not with `start`
     late_rest: LateRest | None = None,
-    keep_weights: bool = False,
+    keep_weights: bool = False,  # keep the masters before every step
 ) -> Trajectory:
-    """Train for some steps.
-
-    Args:
-        groups: (backward stage, version) -> microbatches in the order their gradients are added up.
-        num_replicas: replicas, each of which first adds up an equal part of the groups.
-        num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
-        updates: whether weights change after a step.
-        reads: the versions that modules read for a microbatch; None: the newest.
-        compensation: how late gradients are compensated; how late they are follows from `reads`.
-        start: the state to resume from; it has the versions below 0.
-        trials: every other step, from the first on, is a trial; a step is then half of an update.
-        late_rest: the rule by which devices step some columns and the host the others; not with `start`.
-        keep_weights: keep the masters before every step.
-    """
+    """Train for some steps."""
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
     late = Lateness(reads.forward, workload.num_microbatches, num_steps) if reads and settled.is_needed else None

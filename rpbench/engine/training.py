@@ -75,24 +75,19 @@ class Training:
 
     ValueError if the model does not have the partition's layers, or cannot run the parts the schedule cuts sequences
     into.
-
-    Args:
-        workload: its modules are read, never written.
-        schedule: with its partition, or its analysis; with STEP actions if weights are to change.
-        start: the state to resume from; None: the modules' own weights.
-        pin_memory: keep the host's weights in pinned memory, which needs an accelerator.
-        place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
     """
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Workload,  # its modules are read, never written
+        # with its partition, or its analysis; with STEP actions if weights are to change
         schedule: Schedule | Analysis,
         settings: Settings | None = None,
-        start: State | None = None,
+        start: State | None = None,  # the state to resume from; None: the modules' own weights
         copy: Copy = copy_in_memory,
         *,
-        pin_memory: bool = False,
+        pin_memory: bool = False,  # keep the host's weights in pinned memory, which needs an accelerator
+        # device -> its accelerator, where weights, gradients and optimizer state of its stages stay there
         place_of: Callable[[int], torch.device] | None = None,
     ) -> None:
         given = analysed(schedule)

@@ -66,13 +66,7 @@ class Traffic:
 
 
 class Transfers:
-    """The handlers of all actions that move tensors.
-
-    Args:
-        copy: makes a tensor at the other end of a lane.
-        reduced: (backward stage, version) -> the gradient that replicas reduce.
-        saved: what kept graphs have saved, where that moves; None where only a stage's input does.
-    """
+    """The handlers of all actions that move tensors."""
 
     def __init__(
         self,
@@ -80,8 +74,10 @@ class Transfers:
         weights: Weights,
         gradients: Gradients,
         passes: Passes,
-        copy: Copy,
+        copy: Copy,  # makes a tensor at the other end of a lane
+        # (backward stage, version) -> the gradient that replicas reduce
         reduced: Mapping[tuple[int, int], ReducedWindow],
+        # what kept graphs have saved, where that moves; None where only a stage's input does
         saved: SavedActivations | None = None,
     ) -> None:
         self._weights, self._gradients, self._passes, self._copy = weights, gradients, passes, copy

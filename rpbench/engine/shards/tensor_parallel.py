@@ -168,13 +168,7 @@ class Member(NamedTuple):
 
 
 class Team:
-    """All devices, and the handlers of their joint actions, on a workload of layers in shards.
-
-    Args:
-        make_passes: the passes of a device, from its stages and its gradients.
-        splits: whether some backward comes in halves.
-        along_sequence: whether a device has a slice of the tokens between its matrices.
-    """
+    """All devices, and the handlers of their joint actions, on a workload of layers in shards."""
 
     def __init__(
         self,
@@ -182,10 +176,10 @@ class Team:
         layout: Layout,
         weights: Weights,
         gradients: TeamGradients,
-        make_passes: Callable[[Stages, Gradients], Passes],
+        make_passes: Callable[[Stages, Gradients], Passes],  # the passes of a device, from its stages and its gradients
         *,
-        splits: bool = False,
-        along_sequence: bool = False,
+        splits: bool = False,  # whether some backward comes in halves
+        along_sequence: bool = False,  # whether a device has a slice of the tokens between its matrices
     ) -> None:
         self._layout, self._along = layout, along_sequence
         adding = AlongSequence if along_sequence else AcrossRanks

@@ -233,22 +233,17 @@ class GroupedWindow(Window):
 
 
 class Gradients:
-    """The gradients of all stages and steps.
-
-    Args:
-        keep: keep the totals of finished steps, to compare them.
-        on_devices: stages whose sums stay on a device until they are stored.
-        reduced: (backward stage, version) -> the window of a gradient that replicas make together.
-        split: wraps every window, by stage and version, where devices and host share a gradient.
-    """
+    """The gradients of all stages and steps."""
 
     def __init__(
         self,
         groups: Mapping[tuple[int, int], Groups],
         *,
-        keep: bool = False,
-        on_devices: Container[int] = (),
+        keep: bool = False,  # keep the totals of finished steps, to compare them
+        on_devices: Container[int] = (),  # stages whose sums stay on a device until they are stored
+        # (backward stage, version) -> the window of a gradient that replicas make together
         reduced: Mapping[tuple[int, int], Window] | None = None,
+        # wraps every window, by stage and version, where devices and host share a gradient
         split: Callable[[int, int, Window], Window] | None = None,
     ) -> None:
         self._windows: dict[tuple[int, int], Window] = dict(reduced or {})

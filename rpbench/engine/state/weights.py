@@ -40,21 +40,15 @@ class WeightSource(Protocol):
 
 
 class Weights:
-    """The working weights of a model, as a `WeightSource`.
-
-    Args:
-        workload: whose modules give version 0; they are copied, not touched.
-        reads: (module, version) -> how often the schedule will read it.
-        start: version -> trainable weights to begin with, 0 and older ones; None: the modules' own.
-        place_of: where modules are at home; None: where their tensors are.
-    """
+    """The working weights of a model, as a `WeightSource`."""
 
     def __init__(
         self,
-        workload: Workload,
-        reads: Mapping[tuple[int, int], int],
+        workload: Workload,  # whose modules give version 0; they are copied, not touched
+        reads: Mapping[tuple[int, int], int],  # (module, version) -> how often the schedule will read it
+        # version -> trainable weights to begin with, 0 and older ones; None: the modules' own
         start: Mapping[int, Tensors] | None = None,
-        place_of: PlaceOf | None = None,
+        place_of: PlaceOf | None = None,  # where modules are at home; None: where their tensors are
     ) -> None:
         self._place_of = place_of
         self._reads = Counter(reads)

@@ -89,24 +89,16 @@ class Outcome(NamedTuple):
 
 
 class WholeGradient:
-    """Checks the gradients of all stages, once a step.
-
-    Args:
-        clip_norm: gradients are scaled down to this norm; None: never.
-        scaler: the loss scales, if any; the step to a version has that of `read_by(version)`.
-        made: version -> all gradients, as they were made.
-        in_order: version -> the same by owner, in the order of the model.
-        plain: makes an owner's gradient ready for the optimizer.
-    """
+    """Checks the gradients of all stages, once a step."""
 
     def __init__(
         self,
-        clip_norm: float | None,
-        scaler: LossScaler | None,
+        clip_norm: float | None,  # gradients are scaled down to this norm; None: never
+        scaler: LossScaler | None,  # the loss scales, if any; the step to a version has that of `read_by(version)`
         read_by: Callable[[int], int],
-        made: Callable[[int], Iterable[torch.Tensor]],
-        in_order: Callable[[int], Tensors],
-        plain: Callable[[Place, torch.Tensor, int], torch.Tensor],
+        made: Callable[[int], Iterable[torch.Tensor]],  # version -> all gradients, as they were made
+        in_order: Callable[[int], Tensors],  # version -> the same by owner, in the order of the model
+        plain: Callable[[Place, torch.Tensor, int], torch.Tensor],  # makes an owner's gradient ready for the optimizer
     ) -> None:
         self._clip_norm, self._scaler, self._read_by = clip_norm, scaler, read_by
         self._made, self._in_order, self._plain = made, in_order, plain

@@ -79,24 +79,17 @@ KIND = "privateuseone"  # torch's name for an unknown kind of device, for which 
 
 
 class Notes(HostOrder):
-    """The trace and memory of a simulated machine; ValueError for fewer than one device, or a kind that is real here.
-
-    Args:
-        keep_calls: keep every operation for a replay in another order; nothing is freed then.
-        memory_bytes: memory of a device; None: no limit.
-        lost: device -> entries until it is lost; later ones raise torch's error.
-        seed: of the order in which the lanes of a run take turns.
-    """
+    """The trace and memory of a simulated machine; ValueError for no device, or a kind that this machine really has."""
 
     def __init__(
         self,
         num_devices: int,
         kind: str = KIND,
         *,
-        keep_calls: bool = False,
-        memory_bytes: int | None = None,
-        lost: Mapping[int, int] | None = None,
-        seed: int = 0,
+        keep_calls: bool = False,  # keep every operation for a replay in another order; nothing is freed then
+        memory_bytes: int | None = None,  # memory of a device; None: no limit
+        lost: Mapping[int, int] | None = None,  # device -> entries until it is lost; later ones raise torch's error
+        seed: int = 0,  # of the order in which the lanes of a run take turns
     ) -> None:
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: a machine has at least one")

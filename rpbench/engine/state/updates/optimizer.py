@@ -185,24 +185,18 @@ class HostOptimizer:
         gradients: Gradients,
         settings: OptimizerSettings,
         pace: Pace = lambda stage, version: 1.0,
+        # has the scales of gradients; the step to a version has that of version `read_by(version)`
         scaler: LossScaler | None = None,
         read_by: Callable[[int], int] = lambda version: version - 1,
         moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
         sharing: Mapping[int, Sharing] | None = None,
+        # by stage, the steps that gradients are late, where steps compensate spikes
         spike_delays: Sequence[float] | None = None,
-        policy: Policy = Policy.FLUSH,
-        goes_ahead: Collection[tuple[int, int]] = (),
+        policy: Policy = Policy.FLUSH,  # says which steps are trials
+        goes_ahead: Collection[tuple[int, int]] = (),  # (stage, version) that are stepped before they are validated
+        # where owners keep their masters; the whole masters of shards then have no values
         place_of: PlaceOf | None = None,
     ) -> None:
-        """The optimizer of all stages.
-
-        Args:
-            scaler: has the scales of gradients; the step to a version has that of version `read_by(version)`.
-            spike_delays: by stage, the steps that gradients are late, where steps compensate spikes.
-            policy: says which steps are trials.
-            goes_ahead: (stage, version) that are stepped before they are validated.
-            place_of: where owners keep their masters; the whole masters of shards then have no values.
-        """
         self._masters, self._pace, self._place_of = masters, pace, place_of
         self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout

@@ -54,24 +54,17 @@ def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
 
 
 class SplitWindow(Window):
-    """A gradient of which devices step the important elements and the host gets the rest.
-
-    Args:
-        made: the gradient on its devices.
-        owners: device -> the elements it owns; empty where one device has all.
-        device_of: microbatch -> the device that runs it.
-        chosen: makes the masks of the elements that devices step; called when the gradient is complete.
-        goes_home: whether the rest goes to the host.
-    """
+    """A gradient of which devices step the important elements and the host gets the rest."""
 
     def __init__(
         self,
-        made: Window,
-        owners: Mapping[int, Pieces],
-        device_of: Mapping[int, int],
+        made: Window,  # the gradient on its devices
+        owners: Mapping[int, Pieces],  # device -> the elements it owns; empty where one device has all
+        device_of: Mapping[int, int],  # microbatch -> the device that runs it
+        # makes the masks of the elements that devices step; called when the gradient is complete
         chosen: Callable[[], Tensors],
         *,
-        goes_home: bool,
+        goes_home: bool,  # whether the rest goes to the host
     ) -> None:
         self._made, self._owners, self._device_of, self._chosen = made, owners, device_of, chosen
         self._lock, self._waits_for = ReportedLock(), {"step"} | ({"store"} if goes_home else set())
