@@ -106,7 +106,7 @@ class Training:
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
         self._place_of = None if place_of is None else at_home(place_of, self.layout.devices(self.analysis.index))
-        self.reads = Reads(self.analysis, self._num_stale())
+        self.reads = Reads(self.analysis, len(self.start.stale) if self.start else 0)
         self.groups = gradient_groups(self.analysis)
         self.sharing = sharing_of(self.analysis, self.layout, self.workload)  # stage -> how its replicas share it
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
@@ -300,11 +300,6 @@ class Training:
         if self.workload.num_head_shards:
             return joined_head_state(state, self.workload)
         return state.changed(joined) if self.team else state
-
-    def _num_stale(self) -> int:
-        """The number of versions before the first one that this run reads."""
-        behind = STEPS_BEHIND.get(self.schedule.policy, 0)
-        return min(behind, len(self.start.stale)) if self.start else 0
 
     def _last_stale(self) -> range:
         """The versions before the last one that a resumed run would read."""

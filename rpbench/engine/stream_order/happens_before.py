@@ -75,7 +75,10 @@ class HappensBefore:
                 self._join(self.clocks[thread], self._tokens.get(token, []))
             case issued.Timed(thread=thread, events=events):
                 for event in events:
-                    self._time(entry, event)
+                    clock = self._event(entry, event)
+                    if any(tick > known for tick, known in zip(clock, self.clocks[thread], strict=False)):
+                        what = "asks for the time of an event that may not have happened"
+                        self._note("EVENT", f"{self.trace.describe(entry)} {what}")
             case issued.Born(thread=thread, stream=stream, storage=storage):
                 self._join(self.clocks[stream], self.clocks[thread])
                 self._owner[storage] = stream
@@ -149,13 +152,6 @@ class HappensBefore:
             who = self.trace.names[thread]
             self._note("EVENT", f"{self.trace.describe(entry)} is for an event that {who} may not have recorded")
         return clock
-
-    def _time(self, entry: Entry, event: int) -> None:
-        clock = self._event(entry, event)
-        if any(tick > known for tick, known in zip(clock, self.clocks[entry.thread], strict=False)):
-            self._note(
-                "EVENT", f"{self.trace.describe(entry)} asks for the time of an event that may not have happened"
-            )
 
     def _tick(self, timeline: Timeline) -> int:
         self.clocks[timeline][timeline] += 1
