@@ -91,15 +91,12 @@ class Training:
         place_of: Callable[[int], torch.device] | None = None,
     ) -> None:
         given = analysed(schedule)
-        partition = given.schedule.partition
-        if partition is None:
-            raise ValueError("the schedule has no partition: give it one by with_partition()")
-        partition.check_layers(len(workload.chain) - 2)
+        partition, keeps_every = given.schedule.partition, given.schedule.shape.keeps_every
         check_shape(workload, given.schedule)
+        assert partition is not None  # or it has been refused
         self.uncut, self.settings = workload, settings or Settings()
         self.workload, self.start = cut(workload, given.schedule, start)
-        layout = layout_of(partition, self.workload.num_head_shards)
-        self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
+        self.layout = layout_of(partition, self.workload.num_head_shards, keeps_every)
         self._check(given.schedule)
         self._rewriting, validated = ReportedLock(), Kind.VALIDATE in given.schedule.kinds
         self.step_groups = step_groups(self.workload, self.layout, self.settings.optimizer, validated=validated)

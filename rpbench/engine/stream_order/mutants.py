@@ -16,18 +16,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rpbench.engine.stream_order import trace as issued
 from rpbench.engine.stream_order.happens_before import HappensBefore, findings
-from rpbench.engine.stream_order.trace import Entry, Storage, Timeline, Trace
-
-_ORDERING = (
-    issued.Waits,
-    issued.WaitsForStream,
-    issued.Synchronised,
-    issued.SynchronisedEvent,
-    issued.Kept,
-    issued.Pinned,
+from rpbench.engine.stream_order.trace import (
+    Born,
+    Entry,
+    Freed,
+    Kept,
+    Pinned,
+    Signalled,
+    Storage,
+    Synchronised,
+    SynchronisedEvent,
+    Timeline,
+    Trace,
+    Waits,
+    WaitsForStream,
+    Work,
 )
+
+_ORDERING = (Waits, WaitsForStream, Synchronised, SynchronisedEvent, Kept, Pinned)
 
 
 class Mutant(NamedTuple):
@@ -55,11 +62,9 @@ def mutants(trace: Trace) -> Iterator[Mutant]:
             continue
         before, after = trace.entries[:place], trace.entries[place + 1 :]
         yield Mutant("dropped", place, entry, replace(trace, entries=[*before, *after]))
-        if isinstance(entry, issued.Pinned):
+        if isinstance(entry, Pinned):
             continue
-        ends = (
-            n for n, other in enumerate(after) if isinstance(other, issued.Signalled) and other.thread == entry.thread
-        )
+        ends = (n for n, other in enumerate(after) if isinstance(other, Signalled) and other.thread == entry.thread)
         later = next(ends, len(after) - 1) + 1  # behind the end of its action
         yield Mutant("delayed", place, entry, replace(trace, entries=[*before, *after[:later], entry, *after[later:]]))
         moved = _misplaced(entry, neighbours)
@@ -96,20 +101,20 @@ def without_private_memory(trace: Trace) -> Trace:
     """The same trace without storages that one timeline alone uses: no change of waits makes a race of them."""
     users: dict[Storage, set[Timeline]] = defaultdict(set)
     for entry in trace.entries:
-        if isinstance(entry, issued.Work):
+        if isinstance(entry, Work):
             for storage in entry.reads | entry.writes:
                 users[storage].add(entry.who)
     shared = frozenset(storage for storage, found in users.items() if len(found) > 1)
     entries: list[Entry] = []
     given: set[Timeline] = set()  # streams that have been given memory since the last entry that is kept
     for entry in trace.entries:
-        if isinstance(entry, issued.Work):
+        if isinstance(entry, Work):
             entry = replace(entry, reads=entry.reads & shared, writes=entry.writes & shared)
             if not entry.reads and not entry.writes:
                 continue
-        elif isinstance(entry, issued.Freed | issued.Kept | issued.Pinned) and entry.storage not in shared:
+        elif isinstance(entry, Freed | Kept | Pinned) and entry.storage not in shared:
             continue
-        elif isinstance(entry, issued.Born) and entry.storage not in shared:
+        elif isinstance(entry, Born) and entry.storage not in shared:
             if entry.stream in given:
                 continue
             given.add(entry.stream)
@@ -130,9 +135,9 @@ def _neighbours(trace: Trace) -> dict[Timeline, Timeline]:
 
 def _misplaced(entry: Entry, neighbours: dict[Timeline, Timeline]) -> Entry | None:
     """The entry on a neighbour's stream; None where it names none."""
-    if isinstance(entry, issued.Waits | issued.WaitsForStream | issued.Kept):
+    if isinstance(entry, Waits | WaitsForStream | Kept):
         return replace(entry, stream=neighbours[entry.stream])
-    if isinstance(entry, issued.Synchronised) and len(entry.streams) == 1:
+    if isinstance(entry, Synchronised) and len(entry.streams) == 1:
         return replace(entry, streams=(neighbours[entry.streams[0]],))
     return None
 
@@ -145,14 +150,12 @@ _Work = dict[Timeline, int]  # timeline -> how much of its work is to be known a
 def _what_orders(trace: Trace, mutant: Mutant) -> tuple[str, str]:
     """Why a mutant without findings has none."""
     entry = mutant.entry
-    if isinstance(entry, issued.Pinned):
+    if isinstance(entry, Pinned):
         return "idle", "no copy that goes on while the host does reads or writes it"
-    if isinstance(entry, issued.Kept):
+    if isinstance(entry, Kept):
         return _who_keeps(mutant.trace, entry)
     needed = _carried(trace, mutant.place)
-    targets = (
-        (entry.thread, entry.stream) if isinstance(entry, issued.Waits | issued.WaitsForStream) else (entry.thread,)
-    )
+    targets = (entry.thread, entry.stream) if isinstance(entry, Waits | WaitsForStream) else (entry.thread,)
     found = _who_brings(mutant.trace, targets, needed)
     if found is None:
         return _who_orders_uses(mutant.trace, needed)
@@ -165,7 +168,7 @@ def _carried(trace: Trace, place: int) -> _Work:
     order, done = HappensBefore(trace), dict[Timeline, list[int]]()
     for entry in trace.entries[:place]:
         order.take(entry)
-        if isinstance(entry, issued.Work):
+        if isinstance(entry, Work):
             who = entry.who
             done.setdefault(who, []).append(order.clocks[who][who])
     clock = order.carried_by(trace.entries[place])
@@ -192,7 +195,7 @@ def _who_orders_uses(trace: Trace, work: _Work) -> tuple[str, str]:
     order, used = HappensBefore(trace), dict[Storage, tuple[Timeline, int]]()
     for entry in trace.entries:
         order.take(entry)
-        if not isinstance(entry, issued.Work):
+        if not isinstance(entry, Work):
             continue
         who = entry.who
         tick = order.clocks[who][who]
@@ -207,21 +210,17 @@ def _who_orders_uses(trace: Trace, work: _Work) -> tuple[str, str]:
     return "idle", "nobody else uses the memory of what it waits for"
 
 
-def _who_keeps(trace: Trace, kept: issued.Kept) -> tuple[str, str]:
+def _who_keeps(trace: Trace, kept: Kept) -> tuple[str, str]:
     """Why memory need not be kept for a stream, or not by this entry."""
     order, name = HappensBefore(trace), trace.names[kept.stream]
     used, freed, owner = 0, None, None
     for place, entry in enumerate(trace.entries):
-        if isinstance(entry, issued.Freed) and entry.storage == kept.storage:
+        if isinstance(entry, Freed) and entry.storage == kept.storage:
             freed = place, entry
-        elif isinstance(entry, issued.Born) and entry.storage == kept.storage:
+        elif isinstance(entry, Born) and entry.storage == kept.storage:
             owner = entry.stream
         order.take(entry)
-        if (
-            isinstance(entry, issued.Work)
-            and entry.stream == kept.stream
-            and kept.storage in entry.reads | entry.writes
-        ):
+        if isinstance(entry, Work) and entry.stream == kept.stream and kept.storage in entry.reads | entry.writes:
             used = order.clocks[kept.stream][kept.stream]
     if not used:
         return "idle", f"{name} never uses it"
