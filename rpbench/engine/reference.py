@@ -37,10 +37,10 @@ from rpbench.engine.reference_steps import (
 from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.loss_scale import Scale
 from rpbench.engine.state.updates.compensation import Compensation
 from rpbench.engine.state.updates.optimizer import OptimizerSettings, direction
 from rpbench.engine.state.weights import masters_of
-from rpbench.engine.state.whole_gradient import Scale
 from rpbench.engine.workload import Workload
 from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.policy import LateRest

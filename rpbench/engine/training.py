@@ -28,6 +28,7 @@ from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import DeviceMemory, StageBytes
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.state.gradients import Gradients, Window, carried_windows
+from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, slowdown
@@ -35,7 +36,6 @@ from rpbench.engine.state.updates.optimizer import HostOptimizer, OptimizerSetti
 from rpbench.engine.state.updates.selective_optimizer import SelectiveOptimizer, SplitWindow
 from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
 from rpbench.engine.state.weights_read import Adjustments, Reads
-from rpbench.engine.state.whole_gradient import LossScaler
 from rpbench.engine.training_checks import check_kept, check_momentum, check_selective, check_shape, check_stored
 from rpbench.engine.transfers import Traffic, Transfers
 from rpbench.engine.workload import Workload

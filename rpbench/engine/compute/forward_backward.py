@@ -30,9 +30,9 @@ from rpbench.engine.layout import Layout
 from rpbench.engine.peers import here
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.engine.state.gradients import Gradients, Tensors
+from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights_read import Adjustments, Reads
-from rpbench.engine.state.whole_gradient import LossScaler
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rpbench.engine.state.gradients import Place, Tensors
-from rpbench.engine.state.whole_gradient import Scale
+from rpbench.engine.state.loss_scale import Scale
 from rpbench.places import CHECKPOINT
 from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text, sha256

@@ -20,7 +20,7 @@ and in the second case steps again. So every bit is that of steps that wait.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,10 +30,10 @@ from rpbench.engine.peers import at, finish, here
 from rpbench.engine.program import StepGroups
 from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
+from rpbench.engine.state.loss_scale import LossScaler, LossScaling
 from rpbench.engine.state.ownership import Part, Sharing, join, make_parts, moments_of, resume
 from rpbench.engine.state.updates.compensation import SpikeCompensatedSGD
 from rpbench.engine.state.weights import PlaceOf
-from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Outcome, WholeGradient
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
@@ -171,6 +171,14 @@ def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
 
 
+class Outcome(NamedTuple):
+    """The known outcome of a step: whether it `lasts` whatever other gradients are, and the factor on its gradients."""
+
+    lasts: bool
+    skipped: bool = False
+    clipping: torch.Tensor | None = None
+
+
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
 
 
@@ -219,9 +227,13 @@ class HostOptimizer:
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
         self._sharing = set(self._tied_stages)  # stages whose steps share something
-        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order, self._plain)
-        if self._whole.is_asked:
+        self._looks = settings.clip_norm is not None or scaler is not None  # a step depends on all gradients
+        if self._looks:
             self._sharing.update(self._places)
+        self._looked_at = 0  # the version of the last step whose gradients are known
+        self._skipped: set[int] = set()
+        self._clipping: dict[int, torch.Tensor] = {}
+        self.gradient_norms: dict[int, torch.Tensor] = {}  # version -> norm before clipping; empty without clipping
         self._policy, self._goes_ahead = policy, goes_ahead
         self._kept: dict[int, KeptState] = {}  # by identity of the part: its state before a step that may not last
         self._to_publish: set[int] = set()  # stages that have not published a trial's shared parameters yet
@@ -233,9 +245,9 @@ class HostOptimizer:
         if stage in self._tied_stages or (stage in self._sharing and not goes_ahead):
             with self._lock:
                 if not goes_ahead:
-                    self._whole.look(version)
+                    self._look(version)
                 self._step_tied(version)
-        outcome = self._whole.outcome(version)
+        outcome = self._outcome(version)
         for part in self._parts.get(stage, ()):
             with at(part.place):
                 self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
@@ -245,14 +257,14 @@ class HostOptimizer:
     def validate(self, version: int) -> None:
         """Check all gradients of the step to `version`, and end the step of shared parameters."""
         with self._lock:
-            self._whole.look(version)
-            tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
+            self._look(version)
+            tied = {} if self._leaves_alone(version) else self._tied_gradients(version)
             for part in self._shared_parts:
                 self._settle(part, part.own(tied), version)
 
     def settle(self, stage: int, version: int) -> bool:
         """End a speculative step; True if it was wrong, so that its weights have changed."""
-        wrong = not self._whole.leaves_alone(version)
+        wrong = not self._leaves_alone(version)
         for part in self._parts.get(stage, ()):
             self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
         self._drop(stage, version)
@@ -290,11 +302,6 @@ class HostOptimizer:
     def seen(self) -> Tensors:
         """The masters of the weights that the newest version has."""
         return self.masters
-
-    @property
-    def gradient_norms(self) -> Mapping[int, torch.Tensor]:
-        """The norm of all gradients by version, before clipping; empty without it."""
-        return self._whole.norms
 
     def moments(self) -> Moments:
         """The optimizer's state of every master that has been updated."""
@@ -350,7 +357,7 @@ class HostOptimizer:
         if self._shared_version >= version:
             return
         self._shared_version = version
-        tied, outcome = self._tied_gradients(version), self._whole.outcome(version)
+        tied, outcome = self._tied_gradients(version), self._outcome(version)
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
             with at(part.place):
@@ -369,10 +376,10 @@ class HostOptimizer:
 
     def _settle(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int) -> None:
         kept = self._kept.pop(id(part), None)
-        if kept is None or self._whole.leaves_alone(version):
+        if kept is None or self._leaves_alone(version):
             return
         kept.give_back()
-        outcome = self._whole.outcome(version)
+        outcome = self._outcome(version)
         if not outcome.skipped:
             self._apply(part, self._plain_of(gradients, part.masters, version, outcome), version)
 
@@ -380,9 +387,39 @@ class HostOptimizer:
         for used in versions_averaged(self._policy, version):
             self._gradients.drop(stage, used)
 
-    def _all(self, version: int) -> Iterator[torch.Tensor]:
-        for stage in self._places:
-            yield from self._mean(stage, version).values()
+    def _look(self, version: int) -> None:
+        """Find the outcome of the step to a version, unless it is known. All of its gradients must be there."""
+        if self._looked_at >= version or not self._looks:
+            return
+        gradients = (gradient for stage in self._places for gradient in self._mean(stage, version).values())
+        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), gradients):
+            self._skipped = {version}
+        elif self._settings.clip_norm is not None:
+            norm = self.gradient_norms[version] = self._norm(version)
+            self._clipping = {version: (self._settings.clip_norm / (norm + 1e-6)).clamp(max=1.0)}
+        self._looked_at = version
+
+    def _norm(self, version: int) -> torch.Tensor:
+        """The norm of all gradients, on the host; each gradient's own norm is taken on its device."""
+        gradients, norms = self._in_model_order(version), dict[Place, torch.Tensor]()
+        for place in dict.fromkeys(gradient.device for gradient in gradients.values()):
+            own = [owner for owner, gradient in gradients.items() if gradient.device == place]
+            with at(place):
+                found = [torch.linalg.vector_norm(self._plain(owner, gradients[owner], version)) for owner in own]
+                norms |= zip(own, torch.stack(found).cpu(), strict=True)
+        return torch.linalg.vector_norm(torch.stack([norms[owner] for owner in gradients]))
+
+    def _outcome(self, version: int) -> Outcome:
+        if not self._looks:
+            return Outcome(lasts=True)
+        if self._looked_at < version:
+            return Outcome(lasts=False)
+        return Outcome(True, version in self._skipped, self._clipping.get(version))
+
+    def _leaves_alone(self, version: int) -> bool:
+        """Whether looking at the gradients changes nothing: the step is neither skipped nor clipped."""
+        _, skipped, clipping = self._outcome(version)
+        return not skipped and (clipping is None or bool(clipping >= 1))
 
     def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
         """A gradient in its master's type, without the scale of its loss."""

@@ -25,8 +25,7 @@ from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Place, Tensors, Window
 from rpbench.engine.state.ownership import Part, Pieces, take
-from rpbench.engine.state.updates.optimizer import HostOptimizer
-from rpbench.engine.state.whole_gradient import Outcome
+from rpbench.engine.state.updates.optimizer import HostOptimizer, Outcome
 from rpbench.ir.policy import LateRest, boundaries
 
 
@@ -168,8 +167,8 @@ class SelectiveOptimizer(HostOptimizer):
             self._keep_made(stage, version)
             return
         with self._lock:
-            self._whole.look(version)
-        outcome, masks = self._whole.outcome(version), self.chosen(stage, version)
+            self._look(version)
+        outcome, masks = self._outcome(version), self.chosen(stage, version)
         for part in self._parts.get(stage, ()) if not outcome.skipped else ():
             made = self._mean(stage, version, part.owner)
             state = self._on_devices.setdefault(id(part), {})
