@@ -35,10 +35,6 @@ class Lowered:
         """Microbatches of one chain: to torch these are all."""
         return len(self.chains.microbatches[0])
 
-    @property
-    def splits_backward(self) -> bool:
-        return any(part.kind is Kind.I for _, _, row in self.table.items() for each in row for part in parts_of(each))
-
     def row(self, rank: int) -> Row:
         """Every action of a rank, messages included."""
         return self.schedule.compute(rank)
