@@ -8,7 +8,7 @@ and h2d they are copies to the host and from it. UNSHARD, RESHARD and REDUCE_GRA
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 
 import torch
@@ -20,7 +20,7 @@ from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.state.accumulation import microbatches_of
 from rpbench.engine.state.device_weights import Copy, DeviceWeights
-from rpbench.engine.state.gradients import Gradients
+from rpbench.engine.state.gradients import Gradients, Move
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.action import RECV, SEND, Action, Kind
@@ -135,7 +135,7 @@ class Transfers:
         if self._lane(number) in ("h2d", "d2h"):
             self._passes.copy_boundary(action, self._over_link(number))
 
-    def _over_link(self, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _over_link(self, number: int) -> Move:
         device, lane, action = self._index.device(number), self._lane(number), self._index.actions[number]
         peer = action.peer if isinstance(action.peer, int) and action.kind is Kind.STORE else None
         if peer is not None and action.object == "G":  # a sum goes from device to device

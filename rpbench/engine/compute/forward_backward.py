@@ -29,7 +29,7 @@ from rpbench.engine.executor import Gate
 from rpbench.engine.layout import Layout
 from rpbench.engine.peers import here
 from rpbench.engine.state.device_memory import DeviceMemory
-from rpbench.engine.state.gradients import Gradients, Tensors
+from rpbench.engine.state.gradients import Gradients, Move, Tensors
 from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights_read import Adjustments, Reads
@@ -249,12 +249,12 @@ class Passes:
 
     # --- transfers ---
 
-    def store_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store_kept(self, action: Action, copy: Move) -> None:
         """Move the kept inputs of a backward stage off their device."""
         for place in self._kept_of(action):
             self._stored[place] = copy(self._kept.pop(place))
 
-    def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def load_kept(self, action: Action, copy: Move) -> None:
         """Bring the kept inputs of a backward stage to the device that recomputes."""
         for place in self._kept_of(action):
             if place in self._stored:
@@ -271,7 +271,7 @@ class Passes:
             if (self.recompute_head if module == head else module and (everywhere or module in self._layout.starts))
         ]
 
-    def copy_boundary(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def copy_boundary(self, action: Action, copy: Move) -> None:
         """Copy a boundary tensor: to the host with its SEND, to a device with its RECV."""
         segment = _segment_of(action)
         if action.kind in (Kind.SEND_F, Kind.RECV_F):

@@ -20,7 +20,7 @@ import torch
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import at, here
 from rpbench.engine.state.accumulation import Reduction
-from rpbench.engine.state.gradients import Place, Sum, Tensors, Window
+from rpbench.engine.state.gradients import Move, Place, Sum, Tensors, Window
 from rpbench.engine.state.ownership import Sharing, join, take
 
 Carry = Callable[[torch.Tensor, int], torch.Tensor]
@@ -88,7 +88,7 @@ class ReducedWindow(Window):
                     self._held[other][device].add(copies)
         self._end(found, device)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Bring a device's shards of some sums home, in order."""
         for microbatch in microbatches:
             found, device = self._of[microbatch]

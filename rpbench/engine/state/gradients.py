@@ -28,6 +28,7 @@ from rpbench.ir.waits.moves import has_transfers
 
 Place = tuple[int, str]  # module of the model, name of the parameter in it
 Tensors = dict[Place, torch.Tensor]
+Move = Callable[[torch.Tensor], torch.Tensor]  # a tensor -> its copy elsewhere, in a storage of its own
 
 
 def mean_of(found: Sequence[Mapping[Place, torch.Tensor]]) -> Tensors:
@@ -73,7 +74,7 @@ class Window(ABC):
         """Add the gradient of one microbatch."""
 
     @abstractmethod
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Move a device's gradients of these microbatches off it."""
 
     @property
@@ -124,7 +125,7 @@ class _Window(Window):
     def _is_home(self, number: int) -> bool:
         return not self.missing[number] and not self.away[number]
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Bring home the groups of these microbatches that are complete."""
         with self.lock:
             for microbatch in microbatches:
@@ -150,7 +151,7 @@ class CarriedWindow(Window):
         self._own[microbatch].add(gradients)
         self._missing.discard(microbatch)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Add some microbatches to the sum and send it on; RuntimeError if the sum or a gradient is not there."""
         for microbatch in microbatches:
             due = self._order[self._num_carried]
@@ -176,7 +177,7 @@ class _GroupSum:
         self.last = last
         self.at_home: Tensors | None = None
 
-    def send(self, first: int, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def send(self, first: int, copy: Move) -> None:
         """Send a part to where it is added, or the sum home."""
         own = self.parts[first].values
         if first != self.last:
@@ -210,7 +211,7 @@ class GroupedWindow(Window):
         with self._lock:
             self._made.add(microbatch)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Send gradients on and add up the sums at home; RuntimeError if one has not been made or not come."""
         own = list(microbatches)
         found, first = self._of[own[0]]
@@ -258,9 +259,7 @@ class Gradients:
         """Add the gradient of one microbatch for the step to `version`."""
         self._windows[stage, version].add(microbatch, gradients)
 
-    def store(
-        self, stage: int, version: int, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def store(self, stage: int, version: int, microbatches: Iterable[int], copy: Move) -> None:
         """Bring home what a device has added up for these microbatches."""
         self._windows[stage, version].store(microbatches, copy)
 

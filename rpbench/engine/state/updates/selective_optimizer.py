@@ -23,7 +23,7 @@ import torch
 
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.state.checkpoint import Moments
-from rpbench.engine.state.gradients import Place, Tensors, Window
+from rpbench.engine.state.gradients import Move, Place, Tensors, Window
 from rpbench.engine.state.ownership import Part, Pieces, take
 from rpbench.engine.state.updates.optimizer import HostOptimizer, Outcome
 from rpbench.ir.policy import LateRest, boundaries
@@ -84,7 +84,7 @@ class SplitWindow(Window):
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         self._made.add(microbatch, gradients)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Copy a device's part of the rest to the host."""
         if not self.is_complete:
             raise RuntimeError("a gradient is stored before it is complete: what is chosen follows from all of it")
@@ -224,7 +224,7 @@ class SelectiveOptimizer(HostOptimizer):
         }
         self._made[stage] = version, made
 
-    def bring(self, stage: int, version: int, device: int, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def bring(self, stage: int, version: int, device: int, copy: Move) -> None:
         """Copy the host's weights of a device's elements into what devices see of a version."""
         origin, found = self._made[stage]
         assert origin == self._end_of[version].brings  # or an edge of the program is missing
