@@ -387,14 +387,14 @@ def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
     return {(module, name): tensor for name, tensor in own.items() if tensor.requires_grad}
 
 
-def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+def largest_difference(one: Tensors, other: Tensors) -> float:
     """The largest absolute difference; infinite if a tensor is missing in one. Equal infinities and NaNs are alike."""
     if one.keys() != other.keys():
         return float("inf")
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
 
 
-def largest_relative_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+def largest_relative_difference(one: Tensors, other: Tensors) -> float:
     """The largest difference of two sets of tensors, as a fraction of the largest value of the tensor in `other`.
 
     Infinite if a tensor is missing in one, or differs from one that is all 0.

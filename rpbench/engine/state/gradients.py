@@ -31,7 +31,7 @@ Tensors = dict[Place, torch.Tensor]
 Move = Callable[[torch.Tensor], torch.Tensor]  # a tensor -> its copy elsewhere, in a storage of its own
 
 
-def mean_of(found: Sequence[Mapping[Place, torch.Tensor]]) -> Tensors:
+def mean_of(found: Sequence[Tensors]) -> Tensors:
     """The mean of some gradients, in float32 or wider; one that lacks a parameter has 0 there."""
     total: Tensors = {}
     for gradients in found:
@@ -48,7 +48,7 @@ class Sum:
     values: Tensors = field(default_factory=dict)
     owned: set[Place] = field(default_factory=set)  # made here, so that more may be added in place
 
-    def add(self, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, gradients: Tensors) -> None:
         for place, gradient in gradients.items():
             if place not in self.values:
                 self.values[place] = gradient
@@ -70,7 +70,7 @@ class Window(ABC):
         """Whether every microbatch is in the total."""
 
     @abstractmethod
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         """Add the gradient of one microbatch."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class _Window(Window):
     def is_complete(self) -> bool:
         return self.num_folded == len(self.sums)
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         number = self.group_of[microbatch]
         self.sums[number].add(gradients)  # a group belongs to one lane
         self.missing[number] -= 1
@@ -147,7 +147,7 @@ class CarriedWindow(Window):
         self._num_carried = 0
         self._sum = Sum()
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         self._own[microbatch].add(gradients)
         self._missing.discard(microbatch)
 
@@ -205,7 +205,7 @@ class GroupedWindow(Window):
         self._num_added = 0
         self._sum, self._lock = Sum(), ReportedLock()
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         found, first = self._of[microbatch]
         found.parts[first].add(gradients)
         with self._lock:
@@ -255,7 +255,7 @@ class Gradients:
             self._windows = {place: split(*place, window) for place, window in self._windows.items()}
         self._keep = keep
 
-    def add(self, stage: int, version: int, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, stage: int, version: int, microbatch: int, gradients: Tensors) -> None:
         """Add the gradient of one microbatch for the step to `version`."""
         self._windows[stage, version].add(microbatch, gradients)
 

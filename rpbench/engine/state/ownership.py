@@ -70,12 +70,12 @@ def _aligned(sizes: Mapping[Place, int], bound: int) -> int:
     return bound
 
 
-def take(tensors: Mapping[Place, torch.Tensor], pieces: Iterable[Piece]) -> Tensors:
+def take(tensors: Tensors, pieces: Iterable[Piece]) -> Tensors:
     """Views of some pieces of those tensors that are there."""
     return {place: tensors[place].detach().reshape(-1)[start:stop] for place, start, stop in pieces if place in tensors}
 
 
-def join(shards: Iterable[Mapping[Place, torch.Tensor]], shapes: Mapping[Place, torch.Size]) -> Tensors:
+def join(shards: Iterable[Tensors], shapes: Mapping[Place, torch.Size]) -> Tensors:
     """Whole tensors from the pieces of all owners, in order."""
     found: dict[Place, list[torch.Tensor]] = defaultdict(list)
     for shard in shards:
@@ -177,7 +177,7 @@ class Part:
         """The device of its masters."""
         return next(iter(self.masters.values())).device
 
-    def own(self, tensors: Mapping[Place, torch.Tensor]) -> Mapping[Place, torch.Tensor]:
+    def own(self, tensors: Tensors) -> Tensors:
         """The part's pieces of some whole tensors, or all of them."""
         return tensors if self.pieces is None else take(tensors, self.pieces)
 

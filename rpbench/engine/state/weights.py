@@ -15,7 +15,7 @@ from torch import nn
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import empty_like, fill
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
 
 Named = dict[str, torch.Tensor]
@@ -121,7 +121,7 @@ class Weights:
         for name, tensor in fresh.items():
             fill(tensor, masters(None)[module, name])
 
-    def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
+    def lend(self, module: int, number: int, values: Tensors) -> None:
         """Add a module's tensors with other values, in its own types, as version `number`, below 0."""
         own = self.leaves(module, self._newest[module])
         if own:

@@ -364,9 +364,7 @@ class HostOptimizer:
                 self._take(part, part.own(tied), version, outcome)
                 finish(part.place)
 
-    def _take(
-        self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, outcome: Outcome, pace: float = 1.0
-    ) -> None:
+    def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
         """Step a part; keep a copy of a trial or speculative step, to restore it."""
         if outcome.skipped:
             return
@@ -374,7 +372,7 @@ class HostOptimizer:
             self._kept[id(part)] = KeptState(part)
         self._apply(part, self._plain_of(gradients, part.masters, version, outcome), version, pace)
 
-    def _settle(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int) -> None:
+    def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
         kept = self._kept.pop(id(part), None)
         if kept is None or self._leaves_alone(version):
             return
@@ -443,9 +441,7 @@ class HostOptimizer:
         sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
         return {owner: source[owner] for owner, source in sources.items() if owner in source}
 
-    def _plain_of(
-        self, gradients: Mapping[Place, torch.Tensor], places: Iterable[Place], version: int, outcome: Outcome
-    ) -> Tensors:
+    def _plain_of(self, gradients: Tensors, places: Iterable[Place], version: int, outcome: Outcome) -> Tensors:
         """The gradients of some places in their masters' types, without the scale of the loss, clipped."""
         found = {place: self._plain(place, gradients[place], version) for place in places if place in gradients}
         if outcome.clipping is None:

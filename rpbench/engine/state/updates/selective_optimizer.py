@@ -48,7 +48,7 @@ def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction)
     return mask.expand(like.shape).contiguous()
 
 
-def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
+def none_of(tensors: Tensors) -> Tensors:
     return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
 
 
@@ -81,7 +81,7 @@ class SplitWindow(Window):
     def shard(self, device: int) -> Tensors:
         return self._made.shard(device)
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         self._made.add(microbatch, gradients)
 
     def store(self, microbatches: Iterable[int], copy: Move) -> None:
@@ -248,9 +248,7 @@ class SelectiveOptimizer(HostOptimizer):
         """The weights that devices see: important columns of the masters, the others as last sent."""
         return {place: self._seen[place] for place in self._workload.owner_of if place[0] in modules}
 
-    def _step_elements(
-        self, part: Part, gradients: Tensors, masks: Mapping[Place, torch.Tensor], state: Moments, version: int
-    ) -> None:
+    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
         """Step the elements of masks; `state`, their packed moments, changes in place."""
         masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
         if not masters:
