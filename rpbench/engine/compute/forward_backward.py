@@ -66,8 +66,7 @@ def enter(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def leave(end: torch.Tensor) -> torch.Tensor:
     """The end of a graph without its values."""
     with torch.enable_grad():
-        stand_in: torch.Tensor = _StandIn.apply(end, _hollow(end))
-        return stand_in
+        return _StandIn.apply(end, _hollow(end))
 
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:

@@ -97,8 +97,7 @@ def deferring(leaves: Iterable[torch.Tensor]) -> Iterator[tuple[list[Linear], to
         if not torch.is_grad_enabled() or any(id(tensor) not in own for tensor in weights):
             return functional.linear(x, *weights)
         linears.append(Linear(*weights))
-        result: torch.Tensor = _Node.apply(linears[-1], anchor, x, *weights)
-        return result
+        return _Node.apply(linears[-1], anchor, x, *weights)
 
     with made_by(linear):
         yield linears, anchor

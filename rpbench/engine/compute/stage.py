@@ -158,20 +158,16 @@ class Stages:
     def _call(
         self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
     ) -> torch.Tensor:
-        shell = self.shells[module]
-        output: torch.Tensor
-        head = self.workload.head
+        shell, head = self.shells[module], self.workload.head
         if exchange is not None and module not in (0, head):
             output, own = shell(tensors, x, exchange.read(module))
             exchange.made(module, own)
             return output
         if module != head:
             packed = self.workload.packed(module, segment[0])
-            output = shell(tensors, x, None, packed) if packed else shell(tensors, x)
-            return output
+            return shell(tensors, x, None, packed) if packed else shell(tensors, x)
         labels = self.workload.segment(*segment, self.num_parts).labels
-        loss: torch.Tensor = shell(tensors, x, labels)
-        return self.workload.share(loss, *segment, self.num_parts)
+        return self.workload.share(shell(tensors, x, labels), *segment, self.num_parts)
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:

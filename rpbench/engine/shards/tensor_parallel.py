@@ -47,8 +47,7 @@ class AcrossRanks:
         return [_ForthAndBack.apply(x, _as_it_is, self._rank.all_reduce)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = _ForthAndBack.apply(parts[0], self._rank.all_reduce, _as_it_is)
-        return found
+        return _ForthAndBack.apply(parts[0], self._rank.all_reduce, _as_it_is)
 
     def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._rank.all_reduce(parts[0])
@@ -71,8 +70,7 @@ class AlongSequence(AcrossRanks):
         return [_ForthAndBack.apply(x, self._gather, self._scatter)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = _ForthAndBack.apply(parts[0], self._scatter, self._gather)
-        return found
+        return _ForthAndBack.apply(parts[0], self._scatter, self._gather)
 
     def _gather(self, slices: torch.Tensor) -> torch.Tensor:
         return self._rank.gather_slices(slices, 1)

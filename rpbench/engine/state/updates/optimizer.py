@@ -48,8 +48,7 @@ def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_de
     """
     state, group = optimizer.state.get(weight, {}), optimizer.param_groups[0]
     if isinstance(optimizer, torch.optim.SGD):
-        found: torch.Tensor | None = state.get("direction", state.get("momentum_buffer"))
-        return found
+        return state.get("direction", state.get("momentum_buffer"))
     if not state:
         return None
     assert isinstance(optimizer, torch.optim.AdamW), "checked when the run is asked for"
