@@ -105,13 +105,10 @@ class Ranks:
             raise ValueError(
                 f"{len(self._processes)} processes for a request of {request.num_ranks} ranks: start as many as it has"
             )
-        return self.ask_each([request] * len(self._processes))
-
-    def ask_each(self, requests: Sequence[AnyRequest]) -> Answer:
-        """Rank 0's answer to one request for each rank; the ranks refuse them unless all are equal."""
-        return self._answers(requests)[0]
+        return self._answers([request] * len(self._processes))[0]
 
     def _answers(self, requests: Sequence[AnyRequest | Case]) -> list[Answer]:
+        """The answers to one request for each rank; the ranks refuse them unless all are equal."""
         try:
             self._tell(list(map(to_line, requests)))
             answers = self._listen(requests[0])
