@@ -115,20 +115,17 @@ class Passes:
         grain: Grain,
         adjustments: Adjustments | None = None,
         scaler: LossScaler | None = None,
-        memory: DeviceMemory | None = None,
+        memory: DeviceMemory | None = None,  # that counts the kept inputs; None where they are at home
         recompute: Recompute = "all",
-        saved: SavedActivations | None = None,
+        saved: SavedActivations | None = None,  # what kept graphs have saved, where that moves
     ) -> None:
-        self._adjustments = adjustments
         self.losses: dict[int, float] = {}  # microbatch -> its share of its step's mean loss
         # (number, plain action) -> the weight version it read; an OVERLAP's number has several
         self.read: dict[tuple[int, Action], int] = {}
         self.recompute_head = False  # recompute the head in backward, because its weights leave the device in between
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
-        self._scaler = scaler
-        self._memory = memory  # that counts the kept inputs; None where they are at home
-        self._recompute = recompute
-        self._saved = saved  # what kept graphs have saved, where that moves
+        self._adjustments, self._scaler, self._memory = adjustments, scaler, memory
+        self._recompute, self._saved = recompute, saved
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device

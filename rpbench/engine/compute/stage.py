@@ -106,9 +106,7 @@ class Stages:
     workload: Workload
     weights: WeightSource
     shells: Shells
-    # segments that sequences are cut into. `exchange` is what they read of each other
-    # (`rpbench.engine.compute.segments`)
-    num_parts: int = 1
+    num_parts: int = 1  # segments that sequences are cut into; an `exchange` is what they read of each other
     splits: bool = False  # whether some backward comes in halves
 
     def run(
