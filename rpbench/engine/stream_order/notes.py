@@ -113,7 +113,7 @@ class Notes(HostOrder):
         self._unnamed: set[Timeline] = set()  # streams that no action of a lane has used
         self._made_by: dict[Storage, Timeline] = {}  # storage of a device -> the thread that made it
         self._constants: set[Storage] = set()  # whose making has been waited for
-        self._is_open, self._counts = True, False  # an allocator counts when it has handed something out
+        self._counts = False  # an allocator counts when it has handed something out
 
     # --- entries and storages ---
 
@@ -193,12 +193,9 @@ class Notes(HostOrder):
                 self.storages[number] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         return self.storages[number]
 
-    def close(self) -> None:
-        self._is_open = False
-
     def _freed(self, home: Home) -> None:
         notes = next((found for found in noting if found.identity == home.machine), None)
-        if notes is None or not notes._is_open:
+        if notes is None:
             return
         with notes.lock:
             notes.note(issued.Freed, home.number)
