@@ -247,19 +247,14 @@ GRACE_S = 0.6  # how long to wait, after an error, for actions that are running
 class ThreadBackend:
     """Runs programs in real time. Use it in a `with` block, or close it.
 
-    Args:
-        prepare: what each worker does first.
-        hop_s: how long after its end an action's output is on another device.
-
-    Attributes:
-        pre_cpu_s, main_cpu_s: by action of the last run, the processor time of its two phases.
+    Each worker first does `prepare`; an action's output is on another device `hop_s` after its end.
     """
 
     def __init__(self, prepare: Callable[[], None], hop_s: float = 0.0) -> None:
         self._workers = Workers(prepare)
         self._hop_s = hop_s
-        self.pre_cpu_s: list[float] = []
-        self.main_cpu_s: list[float] = []
+        self.pre_cpu_s: list[float] = []  # by action of the last run, the processor time of what runs ahead
+        self.main_cpu_s: list[float] = []  # and of the main phase
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action ran, in seconds; what ran ahead of a main phase is put directly before it.

@@ -187,9 +187,8 @@ def make_parts(
 ) -> list[Part]:
     """The parts of some of a stage's masters, one for each replica that steps some.
 
-    Args:
-        recut: cut these masters by themselves: parameters whose gradients come from several stages.
-        place_of: where owners keep what they step; None: all have views of one memory.
+    With `recut` these masters are cut by themselves: parameters whose gradients come from several stages. Owners keep
+    what they step at `place_of`; None: all have views of one memory.
     """
     if sharing is None or not (sharing.scatters or sharing.copies):
         return [Part(None, masters, make(list(masters.values())))]

@@ -36,9 +36,8 @@ Answer = dict[str, Any]
 class Ranks:
     """Processes that run requests together, with their `pids`. Use it in a `with` block, or close it.
 
-    Args:
-        stall_s: how long a rank may stand still while another waits; longer than any one action takes.
-        program: the program of each process for `rpbench.side_processes.start`, to which its board's path is added.
+    A rank may stand still for `stall_s` while another waits: longer than any one action takes. Each process runs
+    `program` (`rpbench.side_processes.start`), to which its board's path is added.
     """
 
     def __init__(self, num_ranks: int, stall_s: float = STALL_S, program: Sequence[str] = WORKER) -> None:
