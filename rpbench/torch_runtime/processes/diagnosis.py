@@ -108,19 +108,15 @@ MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "m
 
 
 class RunFailed(RuntimeError):
-    """A rank died, raised, hung or ran out of memory, and the run with it.
-
-    Attributes:
-        rank: the process at fault, among all processes.
-        action: token of its current action, in our numbering; "" between actions.
-        words: its traceback, or the end of its stderr.
-    """
+    """A rank died, raised, hung or ran out of memory, and the run with it."""
 
     def __init__(
         self, message: str, rank: int = -1, cause: Cause = "raised", action: str = "", words: str = ""
     ) -> None:
         super().__init__(message)
-        self.rank, self.cause, self.action, self.words = rank, cause, action, words
+        self.rank, self.cause = rank, cause  # the process at fault, among all processes, and why
+        self.action = action  # token of its current action, in our numbering; "" between actions
+        self.words = words  # its traceback, or the end of its stderr
 
 
 @dataclass(frozen=True)
