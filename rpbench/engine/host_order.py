@@ -1,6 +1,6 @@
 """Host order: the threads of a run report here how they wait for one another.
 
-They wait at their gates (`backends.walk`) and at the locks of shared state. A check of the order listens
+They wait at their gates (`backends.threads`) and at the locks of shared state. A check of the order listens
 (`rpbench.engine.stream_order`); in training nothing does.
 """
 

@@ -69,11 +69,12 @@ class Layout:
         return found
 
 
-def layout_of(partition: Partition, num_head_shards: int = 0) -> Layout:
+def layout_of(partition: Partition, num_head_shards: int = 0, keeps_every: int = 1) -> Layout:
     num_modules = partition.num_layers + 2
     backward = _modules(partition.backward_ranges(), num_modules)
     stop = backward[-1].start if partition.fused else num_modules
-    return Layout(_modules(partition.forward_ranges(), stop), backward, num_modules, partition.fused, num_head_shards)
+    forward = _modules(partition.forward_ranges(), stop)
+    return Layout(forward, backward, num_modules, partition.fused, num_head_shards, keeps_every)
 
 
 def _modules(layers: tuple[range, ...], stop: int) -> tuple[range, ...]:

@@ -27,6 +27,7 @@ class _Calling(threading.local):
         self._num_known: dict[torch.device, int] = {}
 
     def begin(self, stream: torch.Stream) -> None:
+        """The calling thread begins an action on a lane's stream."""
         self.stream = stream
         self.events.clear()
         self._num_known.clear()
@@ -43,11 +44,7 @@ class _Calling(threading.local):
 
 
 _calling = _Calling()
-
-
-def begin_action(stream: torch.Stream) -> None:
-    """The calling thread begins an action on a lane's stream."""
-    _calling.begin(stream)
+begin_action = _calling.begin
 
 
 def wait_for(events: Sequence[torch.Event]) -> None:

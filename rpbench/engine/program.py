@@ -26,30 +26,20 @@ StepGroups = Sequence[Sequence[int]]  # backward stages whose steps need one ano
 
 
 class Edge(NamedTuple):
-    """An action that another one waits for.
+    """An action that another one waits for."""
 
-    Args:
-        producer: number of the action that must have ended.
-        crosses: it ran on another device, so what it made takes a hop.
-        late: only the main phase waits; a recomputation may begin before.
-    """
-
-    producer: int
-    crosses: bool
-    late: bool
+    producer: int  # number of the action that must have ended
+    crosses: bool  # it ran on another device, so what it made takes a hop
+    late: bool  # only the main phase waits; a recomputation may begin before
 
 
 @dataclass(frozen=True)
 class Program:
-    """A schedule and its edges; actions are numbered in the order of `schedule.items()`.
-
-    Args:
-        waits: for each action, what it waits for besides the action before it in its lane.
-        stop: called when a run of it ends early, so that actions which wait for one another half-way come back.
-    """
+    """A schedule and its edges; actions are numbered in the order of `schedule.items()`."""
 
     graph: Graph
-    waits: list[list[Edge]]
+    waits: list[list[Edge]]  # for each action, what it waits for besides the action before it in its lane
+    # called when a run of it ends early, so that actions which wait for one another half-way come back
     stop: Callable[[], None] = lambda: None
 
     @property
@@ -85,23 +75,14 @@ class Program:
 
 def make_program(
     schedule: Schedule | Analysis,
-    costs: CostTable,
+    costs: CostTable,  # tells whether recomputation may begin before the gradient is there
     *,
-    step_groups: StepGroups = (),
+    step_groups: StepGroups = (),  # backward stages whose STEPs wait for the gradients of the whole group
+    # backward stage -> forward stage that keeps the input of its recomputation. The simulator takes that input, and the
+    # weights, for granted where the two directions are cut apart; in real time they must be there
     recomputed_from: Mapping[int, int] | None = None,
 ) -> Program:
-    """The program of a schedule.
-
-    Args:
-        costs: tells whether recomputation may begin before the gradient is there.
-        step_groups: backward stages whose STEPs wait for the gradients of the whole group.
-        recomputed_from: backward stage -> forward stage that keeps the input of its recomputation. The simulator
-            takes that input, and the weights, for granted where the two directions are cut apart; in real time
-            they must be there.
-
-    Raises:
-        ScheduleError: if no lane could move on.
-    """
+    """The program of a schedule; ScheduleError if no lane could move on."""
     graph = build_graph(schedule)
     waits = _edges(graph, late_edges(graph, costs).tolist())
     program = Program(graph, waits)

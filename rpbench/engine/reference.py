@@ -37,10 +37,10 @@ from rpbench.engine.reference_steps import (
 from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.loss_scale import Scale
 from rpbench.engine.state.updates.compensation import Compensation
 from rpbench.engine.state.updates.optimizer import OptimizerSettings, direction
 from rpbench.engine.state.weights import masters_of
-from rpbench.engine.state.whole_gradient import Scale
 from rpbench.engine.workload import Workload
 from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.policy import LateRest
@@ -77,53 +77,37 @@ def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Read
 
 @dataclass
 class Trajectory:
-    """The course of a training run.
+    """The course of a training run."""
 
-    Args:
-        losses: mean loss of every optimizer step.
-        gradients: per step, the sum over its microbatches by place; not clipped, not summed over tied parameters.
-        scales: version -> loss scale, which `gradients` still have.
-        begun_with: the masters before every step, with `keep_weights`.
-    """
-
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # mean loss of every optimizer step
+    # per step, the sum over its microbatches by place; not clipped, not summed over tied parameters
     gradients: list[Tensors] = field(default_factory=list)
     masters: Tensors = field(default_factory=dict)
-    scales: dict[int, float] = field(default_factory=dict)
-    begun_with: list[Tensors] = field(default_factory=list)
+    scales: dict[int, float] = field(default_factory=dict)  # version -> loss scale, which `gradients` still have
+    begun_with: list[Tensors] = field(default_factory=list)  # the masters before every step, with `keep_weights`
 
 
 def train_reference(
     workload: Workload,
     layout: Layout,
+    # (backward stage, version) -> microbatches in the order their gradients are added up
     groups: Mapping[tuple[int, int], Groups],
     settings: OptimizerSettings,
     *,
     num_steps: int = 1,
-    num_parts: int = 1,
-    updates: bool = True,
-    reads: Reads | None = None,
+    num_parts: int = 1,  # segments that sequences are cut into; still one graph for all segments of a microbatch
+    updates: bool = True,  # whether weights change after a step
+    reads: Reads | None = None,  # the versions that modules read for a microbatch; None: the newest
+    # how late gradients are compensated; how late they are follows from `reads`
     compensation: Compensation | None = None,
-    start: State | None = None,
-    num_replicas: int = 1,
-    trials: bool = False,
+    start: State | None = None,  # the state to resume from; it has the versions below 0
+    num_replicas: int = 1,  # replicas, each of which first adds up an equal part of the groups
+    trials: bool = False,  # every other step, from the first on, is a trial; a step is then half of an update
+    # the rule by which devices step some columns and the host the others; not with `start`
     late_rest: LateRest | None = None,
-    keep_weights: bool = False,
+    keep_weights: bool = False,  # keep the masters before every step
 ) -> Trajectory:
-    """Train for some steps.
-
-    Args:
-        groups: (backward stage, version) -> microbatches in the order their gradients are added up.
-        num_replicas: replicas, each of which first adds up an equal part of the groups.
-        num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
-        updates: whether weights change after a step.
-        reads: the versions that modules read for a microbatch; None: the newest.
-        compensation: how late gradients are compensated; how late they are follows from `reads`.
-        start: the state to resume from; it has the versions below 0.
-        trials: every other step, from the first on, is a trial; a step is then half of an update.
-        late_rest: the rule by which devices step some columns and the host the others; not with `start`.
-        keep_weights: keep the masters before every step.
-    """
+    """Train for some steps."""
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
     late = Lateness(reads.forward, workload.num_microbatches, num_steps) if reads and settled.is_needed else None
@@ -403,14 +387,14 @@ def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
     return {(module, name): tensor for name, tensor in own.items() if tensor.requires_grad}
 
 
-def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+def largest_difference(one: Tensors, other: Tensors) -> float:
     """The largest absolute difference; infinite if a tensor is missing in one. Equal infinities and NaNs are alike."""
     if one.keys() != other.keys():
         return float("inf")
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
 
 
-def largest_relative_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+def largest_relative_difference(one: Tensors, other: Tensors) -> float:
     """The largest difference of two sets of tensors, as a fraction of the largest value of the tensor in `other`.
 
     Infinite if a tensor is missing in one, or differs from one that is all 0.

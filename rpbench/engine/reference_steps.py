@@ -263,23 +263,16 @@ def _add(total: Tensors, more: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """The weight updates of a run, step by step.
-
-    Args:
-        rates: for each group of the optimizer, step -> learning rate.
-        note: keeps the masters as the newest version.
-        halves: steps instead where some columns are stepped late.
-        trials: whether every other step is a trial.
-    """
+    """The weight updates of a run, step by step."""
 
     workload: Workload
     masters: Tensors
     settings: OptimizerSettings
     optimizer: torch.optim.Optimizer
-    rates: Sequence[Callable[[int], float]]
-    note: Callable[[Tensors, torch.optim.Optimizer], None]
-    halves: LateRestReference | None
-    trials: bool
+    rates: Sequence[Callable[[int], float]]  # for each group of the optimizer, step -> learning rate
+    note: Callable[[Tensors, torch.optim.Optimizer], None]  # keeps the masters as the newest version
+    halves: LateRestReference | None  # steps instead where some columns are stepped late
+    trials: bool  # whether every other step is a trial
 
     def take(self, step: int, made: Sequence[Tensors], scale: float | None, *, finite: bool) -> None:
         """Step with the last of the gradients `made` so far, if they are finite, and note the new version."""

@@ -28,6 +28,7 @@ from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import DeviceMemory, StageBytes
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.state.gradients import Gradients, Window, carried_windows
+from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, slowdown
@@ -35,7 +36,6 @@ from rpbench.engine.state.updates.optimizer import HostOptimizer, OptimizerSetti
 from rpbench.engine.state.updates.selective_optimizer import SelectiveOptimizer, SplitWindow
 from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
 from rpbench.engine.state.weights_read import Adjustments, Reads
-from rpbench.engine.state.whole_gradient import LossScaler
 from rpbench.engine.training_checks import check_kept, check_momentum, check_selective, check_shape, check_stored
 from rpbench.engine.transfers import Traffic, Transfers
 from rpbench.engine.workload import Workload
@@ -53,20 +53,14 @@ Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a training run.
-
-    Args:
-        recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        keep_gradients: keep every step's gradients, to compare them with a reference.
-        keep_state: keep the versions before the last that a checkpoint needs.
-    """
+    """The settings of a training run."""
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    recompute_grain: Grain = "stage"
+    recompute_grain: Grain = "stage"  # how much a backward recomputes at a time: its whole stage, or one layer
     recompute: Recompute = "all"
-    keep_gradients: bool = False
+    keep_gradients: bool = False  # keep every step's gradients, to compare them with a reference
     compensation: Compensation = field(default_factory=Compensation)
-    keep_state: bool = False
+    keep_state: bool = False  # keep the versions before the last that a checkpoint needs
     device_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,54 +73,39 @@ class Settings:
 class Training:
     """The training of a workload by a schedule.
 
-    Args:
-        workload: its modules are read, never written.
-        schedule: with its partition, or its analysis; with STEP actions if weights are to change.
-        start: the state to resume from; None: the modules' own weights.
-        pin_memory: keep the host's weights in pinned memory, which needs an accelerator.
-        place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
-
-    Attributes:
-        schedule, analysis: as given; a STEP that needs other stages' gradients comes after its lane's last one.
-        passes: forward and backward, with the losses and the versions they read.
-        sharing: stage -> how its replicas share it.
-        traffic: counts the bytes of all transfers.
-
-    Raises:
-        ValueError: if the model does not have the partition's layers, or cannot run the parts the schedule cuts
-            sequences into.
+    ValueError if the model does not have the partition's layers, or cannot run the parts the schedule cuts sequences
+    into.
     """
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Workload,  # its modules are read, never written
+        # with its partition, or its analysis; with STEP actions if weights are to change
         schedule: Schedule | Analysis,
         settings: Settings | None = None,
-        start: State | None = None,
+        start: State | None = None,  # the state to resume from; None: the modules' own weights
         copy: Copy = copy_in_memory,
         *,
-        pin_memory: bool = False,
+        pin_memory: bool = False,  # keep the host's weights in pinned memory, which needs an accelerator
+        # device -> its accelerator, where weights, gradients and optimizer state of its stages stay there
         place_of: Callable[[int], torch.device] | None = None,
     ) -> None:
         given = analysed(schedule)
-        partition = given.schedule.partition
-        if partition is None:
-            raise ValueError("the schedule has no partition: give it one by with_partition()")
-        partition.check_layers(len(workload.chain) - 2)
+        partition, keeps_every = given.schedule.partition, given.schedule.shape.keeps_every
         check_shape(workload, given.schedule)
+        assert partition is not None  # or it has been refused
         self.uncut, self.settings = workload, settings or Settings()
         self.workload, self.start = cut(workload, given.schedule, start)
-        layout = layout_of(partition, self.workload.num_head_shards)
-        self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
+        self.layout = layout_of(partition, self.workload.num_head_shards, keeps_every)
         self._check(given.schedule)
         self._rewriting, validated = ReportedLock(), Kind.VALIDATE in given.schedule.kinds
         self.step_groups = step_groups(self.workload, self.layout, self.settings.optimizer, validated=validated)
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
         self._place_of = None if place_of is None else at_home(place_of, self.layout.devices(self.analysis.index))
-        self.reads = Reads(self.analysis, self._num_stale())
+        self.reads = Reads(self.analysis, len(self.start.stale) if self.start else 0)
         self.groups = gradient_groups(self.analysis)
-        self.sharing = sharing_of(self.analysis, self.layout, self.workload)
+        self.sharing = sharing_of(self.analysis, self.layout, self.workload)  # stage -> how its replicas share it
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
@@ -214,8 +193,7 @@ class Training:
         make: Callable[..., HostOptimizer] = HostOptimizer
         rule = self.schedule.late_rest
         if rule is not None:
-            num_steps = self.schedule.shape.num_steps
-            make = partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
+            make = partial(SelectiveOptimizer, rule=rule, num_steps=self.schedule.shape.num_steps)
         return make(
             self.workload,
             self.layout,
@@ -224,7 +202,7 @@ class Training:
             self.settings.optimizer,
             self._pace,
             self.scaler,
-            self._read_by,
+            lambda version: self.reads.fixed((version - 1) * self.workload.num_microbatches) or 0,  # scales need one
             None if self.start is None else self.start.moments,
             self.sharing,
             self._delays.tau if self._delays and self.settings.compensation.spike_compensation else None,
@@ -232,11 +210,6 @@ class Training:
             self.analysis.index.rollbacks.keys(),
             self._place_of,
         )
-
-    def _split_window(self, stage: int, version: int) -> SplitWindow:
-        found = self.gradients.window(stage, version)
-        assert isinstance(found, SplitWindow)
-        return found
 
     def _team(self, splits: bool) -> Team:
         assert isinstance(self.gradients, TeamGradients)
@@ -325,11 +298,6 @@ class Training:
             return joined_head_state(state, self.workload)
         return state.changed(joined) if self.team else state
 
-    def _num_stale(self) -> int:
-        """The number of versions before the first one that this run reads."""
-        behind = STEPS_BEHIND.get(self.schedule.policy, 0)
-        return min(behind, len(self.start.stale)) if self.start else 0
-
     def _last_stale(self) -> range:
         """The versions before the last one that a resumed run would read."""
         newest, behind = self.schedule.shape.num_steps, STEPS_BEHIND.get(self.schedule.policy)
@@ -399,11 +367,6 @@ class Training:
                 "their losses would have different scales; use dtype=bfloat16, or a schedule that flushes"
             )
         return None if rule is None else LossScaler(rule, self.start.scales if self.start else None)
-
-    def _read_by(self, version: int) -> int:
-        read = self.reads.fixed((version - 1) * self.workload.num_microbatches)
-        assert read is not None  # or there is no loss scaling
-        return read
 
     def _recomputed_from(self) -> dict[int, int]:
         """Backward stage -> the forward stage that keeps the input of its recomputation."""

@@ -98,7 +98,10 @@ def check_untied(schedule: Schedule, *, has_tied: bool) -> None:
 
 
 def check_shape(workload: Workload, schedule: Schedule) -> None:
-    """Refuse another number of microbatches, and segments that the workload cannot be cut into."""
+    """Refuse a cut of other layers or none, other microbatches, and segments that the workload cannot be cut into."""
+    if schedule.partition is None:
+        raise ValueError("the schedule has no partition: give it one by with_partition()")
+    schedule.partition.check_layers(len(workload.chain) - 2)
     if schedule.shape.num_segments > 1:
         _check_parts(workload, schedule)
     if schedule.shape.num_microbatches != workload.num_microbatches:

@@ -8,7 +8,7 @@ and h2d they are copies to the host and from it. UNSHARD, RESHARD and REDUCE_GRA
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 
 import torch
@@ -20,7 +20,7 @@ from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.state.accumulation import microbatches_of
 from rpbench.engine.state.device_weights import Copy, DeviceWeights
-from rpbench.engine.state.gradients import Gradients
+from rpbench.engine.state.gradients import Gradients, Move
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.action import RECV, SEND, Action, Kind
@@ -31,9 +31,6 @@ class PacedCopies:
     """A `Copy` over links that keep the pace of a cluster, one for each lane of each device, one tensor at a time.
 
     Pace is kept against deadlines: after a sleep that lasts too long, the next is shorter.
-
-    Args:
-        cluster: one whose links have a pace.
     """
 
     def __init__(self, cluster: Machine) -> None:
@@ -54,13 +51,10 @@ class PacedCopies:
 
 
 class Traffic:
-    """A `Copy` that counts.
-
-    Attributes:
-        moved_bytes: (device, lane) -> bytes copied to it over lanes h2d and net, and from it over d2h.
-    """
+    """A `Copy` that counts."""
 
     def __init__(self, copy: Copy) -> None:
+        # (device, lane) -> bytes copied to it over lanes h2d and net, and from it over d2h
         self.moved_bytes: Counter[tuple[int, str]] = Counter()
         self._copy, self._lock = copy, threading.Lock()
 
@@ -72,13 +66,7 @@ class Traffic:
 
 
 class Transfers:
-    """The handlers of all actions that move tensors.
-
-    Args:
-        copy: makes a tensor at the other end of a lane.
-        reduced: (backward stage, version) -> the gradient that replicas reduce.
-        saved: what kept graphs have saved, where that moves; None where only a stage's input does.
-    """
+    """The handlers of all actions that move tensors."""
 
     def __init__(
         self,
@@ -86,8 +74,10 @@ class Transfers:
         weights: Weights,
         gradients: Gradients,
         passes: Passes,
-        copy: Copy,
+        copy: Copy,  # makes a tensor at the other end of a lane
+        # (backward stage, version) -> the gradient that replicas reduce
         reduced: Mapping[tuple[int, int], ReducedWindow],
+        # what kept graphs have saved, where that moves; None where only a stage's input does
         saved: SavedActivations | None = None,
     ) -> None:
         self._weights, self._gradients, self._passes, self._copy = weights, gradients, passes, copy
@@ -124,9 +114,7 @@ class Transfers:
             window = self._index.shape.num_microbatches
             microbatches = sorted(microbatches_of(self._index, self._stores[number]))
             for version, own in groupby(microbatches, key=lambda microbatch: microbatch // window + 1):
-                self._gradients.store(
-                    action.stage, version, own, self._to_peer(action, number) or self._over_link(number)
-                )
+                self._gradients.store(action.stage, version, own, self._over_link(number))
 
     def _free(self, action: Action, number: int, gate: Gate) -> None:
         """Free weights, gathered ones too; gradients and activations are freed by the action that takes them."""
@@ -147,20 +135,12 @@ class Transfers:
         if self._lane(number) in ("h2d", "d2h"):
             self._passes.copy_boundary(action, self._over_link(number))
 
-    def _over_link(self, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _over_link(self, number: int) -> Move:
         device, lane, action = self._index.device(number), self._lane(number), self._index.actions[number]
-        to_peer = action.kind is Kind.STORE and isinstance(action.peer, int)  # a SEND goes by the host all the same
-        peer = action.peer if to_peer else None
-        return lambda tensor: self._copy(tensor, device, lane, peer)  # type: ignore[arg-type]  # a number by now
-
-    def _to_peer(self, action: Action, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """The copy to the device that an action names; None if it names none."""
-        peer = action.peer
-        if not isinstance(peer, int):
-            return None
-        if peer == self._index.device(number):
-            return lambda tensor: tensor
-        return lambda tensor: self._copy(tensor, peer, "net")
+        peer = action.peer if isinstance(action.peer, int) and action.kind is Kind.STORE else None
+        if peer is not None and action.object == "G":  # a sum goes from device to device
+            return lambda tensor: tensor if peer == device else self._copy(tensor, peer, "net")
+        return lambda tensor: self._copy(tensor, device, lane, peer)  # a SEND goes by the host all the same
 
     def _lane(self, number: int) -> str:
         return self._index.lanes[self._index.lane_of[number]].name

@@ -10,7 +10,6 @@ from rpbench.cost.table import CostTable
 from rpbench.engine.executor import check_kinds
 from rpbench.engine.reference import (
     Reads,
-    ReadVersion,
     Trajectory,
     largest_difference,
     largest_relative_difference,
@@ -42,10 +41,11 @@ def verified(training: Training) -> dict[str, Any]:
     as large in the weights. It is left out with loss scaling, whose overflows may differ.
     """
     schedule, window = training.schedule, training.workload.num_microbatches
-    reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
-    going_on = _going_on(training) if training.reads.num_stale else None
-    if going_on:
-        reads = Reads(going_on, going_on)
+    goes_on = training.reads.num_stale > 0  # its first steps read weights from before it began
+
+    def by_step(place: int, microbatch: int) -> int:
+        return training.reads.fixed(microbatch) or 0  # never None where it goes on: there would be no checkpoint
+
     reference = train_reference(
         training.workload,
         training.layout,
@@ -54,7 +54,9 @@ def verified(training: Training) -> dict[str, Any]:
         num_steps=schedule.shape.num_steps,
         num_parts=schedule.shape.num_segments,
         updates=training.reads.has_steps,
-        reads=reads,
+        reads=Reads(by_step, by_step)
+        if goes_on
+        else reads_of(schedule, training.layout, training.settings.recompute_grain),
         compensation=training.settings.compensation,
         start=training.start,
         trials=schedule.policy is Policy.TRIAL,
@@ -68,8 +70,8 @@ def verified(training: Training) -> dict[str, Any]:
     numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     whole = not schedule.shape.tensor_parallel  # a share of an action is a whole one to its device
     expected_reads = {
-        (number, part if whole else part._replace(part=0)): going_on(part.stage, part.microbatch or 0)
-        if going_on
+        (number, part if whole else part._replace(part=0)): by_step(part.stage, part.microbatch or 0)
+        if goes_on
         else expected.of(part)
         for number, action in numbered
         for part in parts_of(action)
@@ -166,17 +168,6 @@ def _norm(workload: Workload, gradients: Tensors) -> torch.Tensor:
             gradient = gradients[place].to(master_dtype(gradients[place].dtype))
             sums[owner] = sums[owner] + gradient if owner in sums else gradient
     return torch.nn.utils.get_total_norm(list(sums.values()))
-
-
-def _going_on(training: Training) -> ReadVersion:
-    """The versions of a run whose first steps read weights from before it began; they follow from the step alone."""
-
-    def read(place: int, microbatch: int) -> int:
-        found = training.reads.fixed(microbatch)
-        assert found is not None  # or there would have been no checkpoint
-        return found
-
-    return read
 
 
 def rehearse(

@@ -16,26 +16,19 @@ from rpbench.workload.architecture import Architecture
 
 @dataclass(frozen=True)
 class Workload:
-    """A model as a sequence of modules, and its microbatches.
+    """A model as a sequence of modules, and its microbatches."""
 
-    Args:
-        modules: embedding (tokens -> x), decoder layers (x -> x), head (x, labels -> mean loss). Parameters that
-            appear in several modules are tied; those without `requires_grad` are frozen.
-        data: microbatches by (step, number).
-        seed: decides what dropout draws.
-        draws_random: whether forward draws random numbers.
-        first_step: optimizer steps done before; microbatches are counted from there.
-        num_head_shards: modules at the end that are shards of the head, behind a final norm (x -> x); 0: it is whole.
-        lengths: tokens of every sequence of each of so many microbatches in turn; empty: all microbatches are alike.
-    """
-
+    # embedding (tokens -> x), decoder layers (x -> x), head (x, labels -> mean loss). Parameters that appear in several
+    # modules are tied; those without `requires_grad` are frozen
     modules: Sequence[nn.Module]
-    data: Data
+    data: Data  # microbatches by (step, number)
     num_microbatches: int
-    seed: int = 0
-    draws_random: bool = False
-    first_step: int = 0
+    seed: int = 0  # decides what dropout draws
+    draws_random: bool = False  # whether forward draws random numbers
+    first_step: int = 0  # optimizer steps done before; microbatches are counted from there
+    # modules at the end that are shards of the head, behind a final norm (x -> x); 0: it is whole
     num_head_shards: int = 0
+    # tokens of every sequence of each of so many microbatches in turn; empty: all microbatches are alike
     lengths: tuple[tuple[int, ...], ...] = ()
 
     @property

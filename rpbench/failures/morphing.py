@@ -45,10 +45,8 @@ def candidates(num_devices: int, cut_points: int, batch: int) -> Iterator[tuple[
 def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, ...], simulate: Simulate) -> Form:
     """The form with the shortest step, of equals the one with fewest stages; NoForm if none fits.
 
-    Args:
-        cut_points: places where the model may be cut, its end counted.
-        batch: sequences of a step.
-        sizes: of microbatches in sequences; the largest that fits is taken.
+    The model may be cut at `cut_points` places, its end counted. A step has `batch` sequences, a microbatch one of
+    `sizes`, of which the largest that fits is taken.
     """
     found = []
     for stages, width, part in candidates(num_devices, cut_points, batch):

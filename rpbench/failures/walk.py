@@ -128,14 +128,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """The cost of a failure.
+    """The cost of a failure."""
 
-    Args:
-        source: of the state: `store`, `remote` (memory of other hosts), `local` (of the same hosts), `replica` (other
-            pipelines) or `shadow` (the neighbour).
-        rest_s: seconds left of the running step, if it continues; None if it begins anew.
-    """
-
+    # of the state: `store`, `remote` (memory of other hosts), `local` (of the same hosts), `replica` (other pipelines)
+    # or `shadow` (the neighbour)
     source: str
     then: "Checkpoint"  # the policy from now on
     lost_steps: int = 0  # whole steps to repeat
@@ -145,7 +141,7 @@ class Recovery:
     restart_s: float = 0.0
     fetch_s: float = 0.0
     recompute_s: float  # until training is where it was
-    rest_s: float | None = None
+    rest_s: float | None = None  # seconds left of the running step, if it continues; None if it begins anew
 
     @property
     def stop_s(self) -> float:

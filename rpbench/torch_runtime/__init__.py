@@ -4,6 +4,6 @@ tables, lowering               which schedules a table holds, torch's numbers fo
 tables, frameworks, export     what other programs read and write; no torch
 request, launch, ranks         a run, under torchrun or on ranks started here
 worker, member, stages, shards one rank of it, or contenders side by side, a step each
-recording, gathering, outcome  what it measured, as timelines and record fields
+gathering, outcome             what it measured, as timelines and record fields
 launch, diagnosis              which rank is at fault when a run stops
 """

@@ -35,10 +35,6 @@ class Lowered:
         """Microbatches of one chain: to torch these are all."""
         return len(self.chains.microbatches[0])
 
-    @property
-    def splits_backward(self) -> bool:
-        return any(part.kind is Kind.I for _, _, row in self.table.items() for each in row for part in parts_of(each))
-
     def row(self, rank: int) -> Row:
         """Every action of a rank, messages included."""
         return self.schedule.compute(rank)
@@ -95,16 +91,12 @@ def check_message_order(lowered: Schedule) -> None:
         others = seen.get((peer, rank), [])
         if rank < peer and len(own) == len(others):
             for (first, action), (second, other) in zip(own, others, strict=True):
-                if not _match(action, other):
+                send, receive = (action, other) if action.kind in SEND else (other, action)
+                if send.kind not in SEND or receive.kind not in RECV or receive_of(send)[:3] != receive[:3]:
                     raise _mixed_up(lowered, rank, peer, (first, action), (second, other))
         elif len(own) != len(others):
             last = own[-1]
             raise _mixed_up(lowered, rank, peer, last, others[-1] if others else last)
-
-
-def _match(action: Action, other: Action) -> bool:
-    send, receive = (action, other) if action.kind in SEND else (other, action)
-    return send.kind in SEND and receive.kind in RECV and receive_of(send)[:3] == receive[:3]
 
 
 def _mixed_up(

@@ -12,6 +12,7 @@ import torch
 
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
+from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Schedule, from_text, to_text
 from rpbench.models.build import build_layer, build_model
 from rpbench.models.data import Data, SyntheticTokens, TextTokens
@@ -144,7 +145,7 @@ def check_request(request: TorchRequest) -> None:
     """Raise ValueError for what cannot run or would give wrong gradients without an error, before a process starts."""
     lowered = request.lowered
     _check_partition(lowered.table, request)
-    _check_ways(request, splits=lowered.splits_backward)
+    _check_ways(request, splits=Kind.I in lowered.table.plain_kinds)
     if request.dtype not in DTYPES:
         raise ValueError(
             f"dtype={request.dtype}: backend=torch trains in {' or '.join(DTYPES)}; use backend=cpu or cuda"

@@ -280,4 +280,4 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The full tensor of a sharded one, a collective; other tensors as they are."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]

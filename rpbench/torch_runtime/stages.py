@@ -35,7 +35,7 @@ class StageModule(nn.Module):
             with self._random(int(name), batch):
                 values = self.layers[name](values)
         if not self.last:
-            return values  # type: ignore[no-any-return]
+            return values
         loss: torch.Tensor = self.layers[top](values, batch[f"labels_{self.chain}"])
         return (loss / self.num_microbatches).reshape(1)
 

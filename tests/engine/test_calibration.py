@@ -10,8 +10,15 @@ from rpbench.config.configuration import CONF
 from rpbench.config.request import load
 from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.backends import accelerator
-from rpbench.engine.measure.calibration import Sizes, calibrate_accelerators, calibrate_cores, check_device
-from rpbench.engine.measure.probes import ON_ACCELERATORS, ON_CORES, Probe
+from rpbench.engine.measure.calibration import (
+    ON_ACCELERATORS,
+    ON_CORES,
+    Probe,
+    Sizes,
+    calibrate_accelerators,
+    calibrate_cores,
+    check_device,
+)
 from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
 from rpbench.engine.stream_order.happens_before import HappensBefore, findings
 from rpbench.engine.stream_order.machine import Machine

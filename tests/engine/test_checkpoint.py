@@ -21,8 +21,8 @@ from rpbench.engine.executor import execute
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import CheckpointError
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Settings, Training
 from rpbench.places import CHECKPOINT
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.engine.compute.split_backward import Deferring, defer
+from rpbench.engine.compute.split_backward import defer, deferring
 from rpbench.engine.compute.stage import Graph, Shells, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.state.weights import Weights
 from rpbench.models.linear import linear
@@ -27,9 +27,9 @@ def graph_of(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run, *
     named = {(0, name): leaf for name, leaf in leaves.items()}
     if not splits:
         return Graph(start, named, run(start, **leaves))
-    with Deferring(leaves.values()) as deferring:
+    with deferring(leaves.values()) as (linears, anchor):
         end = run(start, **leaves)
-    return Graph(start, named, end, linears=tuple(deferring.linears), anchor=deferring.anchor)
+    return Graph(start, named, end, linears=tuple(linears), anchor=anchor)
 
 
 def check_same(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run) -> list[str]:
@@ -200,19 +200,19 @@ def test_memory_goes_at_i_but_for_what_w_needs():
 
 def test_defer_says_which_maps_it_puts_off():
     weight = leaf(3, 3)
-    with Deferring([weight]) as deferring:
+    with deferring([weight]) as (linears, _):
         end = linear(linear(leaf(2, 3), weight), weight)
-    assert defer(end, deferring.linears) == []
+    assert defer(end, linears) == []
 
 
 def test_a_map_one_of_whose_weights_was_made_on_the_way_is_not_put_off():
     """What made it would lose its gradient: then the whole map goes back with the inputs."""
     weight, bias = leaf(3, 3), leaf(3)
-    with Deferring([weight, bias]) as deferring:
+    with deferring([weight, bias]) as (linears, _):
         linear(leaf(2, 3), weight, bias)
         linear(leaf(2, 3), weight, 2 * bias)
         linear(leaf(2, 3), 2 * weight, bias)
-    assert [map_.weights for map_ in deferring.linears] == [(weight, bias)]
+    assert [map_.weights for map_ in linears] == [(weight, bias)]
 
 
 # --- whole models ---

@@ -21,8 +21,8 @@ from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.engine.backends import device as backends
 from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice, failing
 from rpbench.engine.executor import ActionFailed, execute
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.mutants import judged

@@ -11,8 +11,8 @@ from spared import slow
 from training_cases import assert_same, reference_of, train, workload_of
 
 from rpbench.engine.backends.threads import CpuBackend
+from rpbench.engine.state.loss_scale import LossScaler, LossScaling, Scale
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Scale
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.policy import Policy
 from rpbench.passes.lower import add_steps

@@ -10,10 +10,9 @@ import pytest
 from cases import NAMES, build
 from training_cases import uneven_costs
 
-from rpbench.engine.measure import probes
+from rpbench.engine.measure import calibration
 from rpbench.engine.measure import stopwatch as foreign
-from rpbench.engine.measure.calibration import _half_rate_width
-from rpbench.engine.measure.probes import ON_CORES
+from rpbench.engine.measure.calibration import ON_CORES, _half_rate_width
 from rpbench.engine.measure.profiles import measured_costs
 from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.ir.action import Kind
@@ -36,8 +35,8 @@ def test_a_probe_has_the_times_of_its_embedding_layer_and_head(monkeypatch):
         (Kind.B, 0): (4.0, 0.5), (Kind.B, 1): (5.0, 6.0), (Kind.B, 2): (0.0, 7.0),
         (Kind.STEP, 0): (0.0, 0.0), (Kind.STEP, 1): (0.0, 8.0), (Kind.STEP, 2): (0.0, 9.0),
     }  # fmt: skip
-    monkeypatch.setattr(probes, "time_stages", lambda *_: times)
-    assert probes.probe_on_cores(ON_CORES[0], 2) == {
+    monkeypatch.setattr(calibration, "time_stages", lambda *_: times)
+    assert calibration.probe_on_cores(ON_CORES[0], 2) == {
         "embedding_forward": 1, "forward": 2, "head_forward": 3, "embedding_backward": 4.5, "recompute": 5,
         "backward": 6, "head_backward": 7, "embedding_step": 1e-6, "step": 8, "head_step": 9,
     }  # fmt: skip

@@ -11,8 +11,8 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.gradients import Gradients
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import KeptState
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Training
 from rpbench.engine.transfers import Traffic
 from rpbench.ir.schedule import Schedule

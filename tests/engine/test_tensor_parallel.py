@@ -149,11 +149,12 @@ def test_a_sum_that_is_left_out_is_told(operator, monkeypatch):
 def test_a_sum_that_does_not_add_up_shows(lost, monkeypatch):
     real, seen = Rank.all_reduce, []
 
-    def forgetful(self, tensor):
-        total = real(self, tensor)
-        if self.rank == 1:
-            seen.append(None)
-        return tensor if self.rank == 1 and len(seen) == lost + 1 else total
+    def forgetful(self, tensor, *largest):
+        total = real(self, tensor, *largest)
+        if self.rank == 0 or largest:
+            return total
+        seen.append(None)
+        return tensor if len(seen) == lost + 1 else total
 
     monkeypatch.setattr(Rank, "all_reduce", forgetful)
     schedule = with_sums(2, 2)

@@ -15,9 +15,9 @@ from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.reference import largest_difference, train_reference
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.ownership import Part
 from rpbench.engine.state.updates.optimizer import KeptState, OptimizerSettings
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.schedule import Schedule
 

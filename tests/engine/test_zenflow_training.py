@@ -13,10 +13,10 @@ from training_cases import MOE, TINY, Run, assert_same, reference_of, train, wor
 from rpbench.config.request import load
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates import selective_optimizer
 from rpbench.engine.state.updates.selective_optimizer import important, num_important
 from rpbench.engine.state.weights import Weights
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import boundaries
 from rpbench.ir.schedule import Schedule, Shape

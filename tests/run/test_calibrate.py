@@ -17,8 +17,7 @@ from rpbench.cost.hardware.declared import declarations
 from rpbench.cost.hardware.machine import NUMBERS, Machine
 from rpbench.cost.hardware.measured import CALIBRATED, PARTS
 from rpbench.engine.measure import calibration
-from rpbench.engine.measure.calibration import Calibration, Rates, Sizes
-from rpbench.engine.measure.probes import ON_CORES
+from rpbench.engine.measure.calibration import ON_CORES, Calibration, Rates, Sizes
 from rpbench.engine.stream_order.machine import Machine as Accelerators
 from rpbench.engine.stream_order.recorder import MachineStream
 from rpbench.mesh.layers.engine_kernels import counted

@@ -242,7 +242,7 @@ def test_a_rank_whose_parent_is_killed_takes_the_folder_with_it(tmp_path):
 def test_different_tables_on_two_ranks_are_refused_before_anything_runs(two):
     one, other = request_for("1f1b"), request_for("gpipe")
     with pytest.raises(ValueError, match="rank 1 has another table or request than rank 0"):
-        two.ask_each([one, other])
+        two._answers([one, other])
     assert two.run(one).rows_as_ours  # and the ranks live on
 
 

@@ -11,13 +11,13 @@ from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
+from rpbench.torch_runtime.processes.member import Moment, Recorder
 from rpbench.torch_runtime.recorded.outcome import (
     Outcome,
     replay_makespan,
     time_parts,
     unexplained,
 )
-from rpbench.torch_runtime.recorded.recording import Moment, Recorder
 from rpbench.torch_runtime.request import SAME_NAME
 from rpbench.torch_runtime.versions import load_runtime
 

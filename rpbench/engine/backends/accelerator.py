@@ -1,12 +1,11 @@
 """The accelerator of this machine: its kind and name, its errors, and all that is special to one kind.
 
-Everything else in the engine uses `torch.accelerator`, `torch.Stream` and `torch.Event`.
+Everything else in the engine uses `torch.accelerator`, `torch.Stream` and `torch.Event`, and asks for no kind.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -30,6 +29,12 @@ def name(number: int) -> str:
     return str(place(number)) if ask is None else str(ask(number))
 
 
+_OF_LIBRARIES = (
+    *("CUDA error", "CUBLAS_STATUS", "cuDNN error", "HIP error", "HIPBLAS_STATUS", "MIOpen"),
+    *("UR_RESULT_ERROR", "level_zero", "NPU error", "ACL error"),
+)
+
+
 def is_its_error(error: BaseException) -> bool:
     """Whether an accelerator has no memory, is lost, or its driver or a library of its maker has an error.
 
@@ -42,11 +47,10 @@ def is_its_error(error: BaseException) -> bool:
 
 def workspace_bytes(number: int) -> int:
     """Free the libraries' workspaces, one for each stream, of an accelerator where nothing runs; their bytes."""
-    own = _FORGET_WORKSPACES.get(kind())
-    if own is None:
-        return 0
     before = torch.accelerator.memory_allocated(number)
-    own()
+    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a build for the processor has none
+    if kind() == "cuda" and forget is not None:  # of cuBLAS or hipBLAS: up to 32 MiB for each thread and stream
+        forget()
     return int(before - torch.accelerator.memory_allocated(number))
 
 
@@ -58,17 +62,25 @@ def choose_kernels(*, repeatable: bool) -> None:
     """
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of a module
     torch.use_deterministic_algorithms(repeatable)
-    own = _EXACT.get(kind())
-    if own is not None:
-        own()
+    match kind():
+        case "cuda":  # NVIDIA, and AMD under ROCm
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = False
+        case "xpu":  # Intel
+            torch.backends.mkldnn.allow_tf32 = False  # type: ignore[assignment]  # a property of a module
+        case "npu":  # Ascend
+            for part in ("matmul", "conv"):
+                own = getattr(torch.npu, part, None)  # type: ignore[attr-defined]  # torch_npu brings it
+                if own is not None:
+                    own.allow_hf32 = False
 
 
 @contextmanager
 def summed_in_16_bits(allowed: bool) -> Iterator[None]:
     """Inside, products in fp16 may or may not be summed in fp16, where the accelerator can."""
-    here = torch.accelerator.current_accelerator()
-    own = None if here is None else _SUMS_IN_16_BITS.get(here.type)
-    if own is None:
+    here, own = torch.accelerator.current_accelerator(), torch.backends.cuda.matmul
+    if here is None or here.type != "cuda":
         yield
         return
     before, own.allow_fp16_accumulation = own.allow_fp16_accumulation, allowed
@@ -76,41 +88,3 @@ def summed_in_16_bits(allowed: bool) -> Iterator[None]:
         yield
     finally:
         own.allow_fp16_accumulation = before
-
-
-def _forget_cuda_workspaces() -> None:
-    """Free the workspaces of cuBLAS or hipBLAS: up to 32 MiB for each thread and stream."""
-    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a build for the processor has none
-    if forget is not None:
-        forget()
-
-
-def _exact_cuda() -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-
-
-def _exact_xpu() -> None:
-    torch.backends.mkldnn.allow_tf32 = False  # type: ignore[assignment]  # a property of a module
-
-
-def _exact_npu() -> None:
-    for part in ("matmul", "conv"):
-        own = getattr(torch.npu, part, None)  # type: ignore[attr-defined]  # torch_npu brings it
-        if own is not None:
-            own.allow_hf32 = False
-
-
-# Special to one kind; nothing else in the engine asks which kind it is.
-_EXACT: Mapping[str, Callable[[], None]] = {
-    "cuda": _exact_cuda,  # NVIDIA, and AMD under ROCm
-    "xpu": _exact_xpu,  # Intel
-    "npu": _exact_npu,  # Ascend
-}
-_FORGET_WORKSPACES: Mapping[str, Callable[[], None]] = {"cuda": _forget_cuda_workspaces}
-_OF_LIBRARIES = (
-    *("CUDA error", "CUBLAS_STATUS", "cuDNN error", "HIP error", "HIPBLAS_STATUS", "MIOpen"),
-    *("UR_RESULT_ERROR", "level_zero", "NPU error", "ACL error"),
-)
-_SUMS_IN_16_BITS: Mapping[str, Any] = {"cuda": torch.backends.cuda.matmul}

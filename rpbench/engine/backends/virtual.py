@@ -129,17 +129,15 @@ class _Clock:
         self.exposed: list[Number] = [0] * num
         self.coming: list[tuple[Number, int, int]] = []  # (end, sequence, number), a heap
         self.num_begun = self.num_done = 0
-        self.next_in_lane = [-1] * num
-        self.previous = [-1] * num
+        self.begins_lane = {lane.start for lane in program.lanes}
         self.consumers: list[list[int]] = [[] for _ in range(num)]
         self.missing = [len(edges) for edges in program.waits]
-        for lane in program.lanes:
-            for number in range(lane.start + 1, lane.stop):
-                self.previous[number], self.next_in_lane[number - 1] = number - 1, number
-                self.missing[number] += 1
         for number, edges in enumerate(program.waits):
             for edge in edges:
                 self.consumers[edge.producer].append(number)
+        for number in (number for number in range(num) if number not in self.begins_lane):
+            self.consumers[number - 1].append(number)  # behind it in its lane
+            self.missing[number] += 1
         for number in range(num):
             if not self.missing[number]:
                 self._begin(number)
@@ -147,8 +145,7 @@ class _Clock:
     def finish(self, number: int) -> None:
         """Begin what waited for an action alone."""
         self.num_done += 1
-        following = self.next_in_lane[number]
-        for consumer in (*self.consumers[number], *((following,) if following >= 0 else ())):
+        for consumer in self.consumers[number]:
             self.missing[consumer] -= 1
             if not self.missing[consumer]:
                 self._begin(consumer)
@@ -156,8 +153,7 @@ class _Clock:
     def _begin(self, number: int) -> None:
         """Find the times of an action whose inputs all have their end."""
         work, actions = self.works[number], self.program.actions
-        previous = self.previous[number]
-        free = self.end[previous] if previous >= 0 else 0 * work.pre
+        free = 0 * work.pre if number in self.begins_lane else self.end[number - 1]
         whole, late = [free], [free]  # when inputs are there, of the whole action and of its main phase
         bare_whole, bare_late = [free], [free]  # the same if hops took no time
         for producer, crosses, is_late in self.program.waits[number]:
@@ -179,10 +175,8 @@ class _Clock:
             return
         waiting = {}
         for lane in self.program.lanes:
-            for number in range(lane.start, lane.stop):
-                if self.missing[number]:
-                    edges = self.program.waits[number]
-                    blockers = [edge.producer for edge in edges if self.missing[edge.producer]]
-                    waiting[number] = blockers[0] if blockers else number
-                    break
+            number = next((each for each in range(lane.start, lane.stop) if self.missing[each]), None)
+            if number is not None:
+                edges = self.program.waits[number]
+                waiting[number] = next((edge.producer for edge in edges if self.missing[edge.producer]), number)
         raise self.program.stuck(waiting)

@@ -29,10 +29,10 @@ from rpbench.engine.executor import Gate
 from rpbench.engine.layout import Layout
 from rpbench.engine.peers import here
 from rpbench.engine.state.device_memory import DeviceMemory
-from rpbench.engine.state.gradients import Gradients, Tensors
+from rpbench.engine.state.gradients import Gradients, Move, Tensors
+from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights_read import Adjustments, Reads
-from rpbench.engine.state.whole_gradient import LossScaler
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
 
@@ -66,8 +66,7 @@ def enter(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def leave(end: torch.Tensor) -> torch.Tensor:
     """The end of a graph without its values."""
     with torch.enable_grad():
-        stand_in: torch.Tensor = _StandIn.apply(end, _hollow(end))
-        return stand_in
+        return _StandIn.apply(end, _hollow(end))
 
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,20 +80,15 @@ def segment_backward(
     segments: Segments, graph: Graph, gradient: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, Tensors]:
     """As `stage.backward`; the gradients of the keys and values that the graph has read go to `segments`."""
-    exchange = graph.exchange
-    if exchange is None:  # embedding or head alone
-        exchange = Exchange(segments, (0, 0), with_graph=True)
-    ends, slopes = segments.take(exchange)
+    exchange = graph.exchange or Exchange(segments, (0, 0), with_graph=True)  # the head alone has none
     places = [(module, part) for module, found in exchange.earlier.items() for part in range(len(found))]
     before = [tensor for module, part in places for tensor in exchange.earlier[module][part]]
     inputs = [*graph.leaves.values(), *before, *(() if graph.start is None else (graph.start,))]
     found: tuple[torch.Tensor | None, ...] = (None,) * len(inputs)
-    outputs = [(graph.end, gradient), *zip(ends, slopes, strict=True)]
-    outputs = [(end, slope) for end, slope in outputs if end.requires_grad]
+    outputs = [(end, slope) for end, slope in ((graph.end, gradient), *segments.take(exchange)) if end.requires_grad]
     if inputs and outputs:
-        found = torch.autograd.grad(
-            [end for end, _ in outputs], inputs, [slope for _, slope in outputs], allow_unused=True
-        )
+        ends, slopes = zip(*outputs, strict=True)
+        found = torch.autograd.grad(ends, inputs, slopes, allow_unused=True)
     num_leaves = len(graph.leaves)
     for number, (module, part) in enumerate(places):
         pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
@@ -110,13 +104,7 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class Passes:
-    """The handlers of all compute actions.
-
-    Attributes:
-        losses: microbatch -> its share of its step's mean loss.
-        read: (number, plain action) -> the weight version it read; an OVERLAP's number has several.
-        recompute_head: recompute the head in backward, because its weights leave the device in between.
-    """
+    """The handlers of all compute actions."""
 
     def __init__(
         self,
@@ -127,19 +115,17 @@ class Passes:
         grain: Grain,
         adjustments: Adjustments | None = None,
         scaler: LossScaler | None = None,
-        memory: DeviceMemory | None = None,
+        memory: DeviceMemory | None = None,  # that counts the kept inputs; None where they are at home
         recompute: Recompute = "all",
-        saved: SavedActivations | None = None,
+        saved: SavedActivations | None = None,  # what kept graphs have saved, where that moves
     ) -> None:
-        self._adjustments = adjustments
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, float] = {}  # microbatch -> its share of its step's mean loss
+        # (number, plain action) -> the weight version it read; an OVERLAP's number has several
         self.read: dict[tuple[int, Action], int] = {}
-        self.recompute_head = False
+        self.recompute_head = False  # recompute the head in backward, because its weights leave the device in between
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
-        self._scaler = scaler
-        self._memory = memory  # that counts the kept inputs; None where they are at home
-        self._recompute = recompute
-        self._saved = saved  # what kept graphs have saved, where that moves
+        self._adjustments, self._scaler, self._memory = adjustments, scaler, memory
+        self._recompute, self._saved = recompute, saved
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
@@ -205,11 +191,13 @@ class Passes:
 
     def recompute(self, action: Action, number: int, gate: Gate) -> None:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
-        again = self.recomputed(action.stage)
-        if self._layout.keeps_every > 1:
-            self._make_inputs(action.stage, segment, version)
+        again = self._run_again(modules)
+        if again and self._layout.keeps_every > 1:  # keep the inputs that this backward and the next stage's need
+            x = self._run_from_kept(again, segment, version, keeps_inner=self._grain == "layer")
+            if again.stop != self._layout.head and again.stop not in self._layout.starts:
+                self._keep(again.stop, segment, x)
         elif again:
-            self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
+            self._recomputed[action.stage, segment] = self._again(self.recomputed(action.stage)[-1], segment, version)
         self._release(modules, version)
 
     def backward(self, action: Action, number: int, gate: Gate) -> None:
@@ -257,12 +245,12 @@ class Passes:
 
     # --- transfers ---
 
-    def store_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store_kept(self, action: Action, copy: Move) -> None:
         """Move the kept inputs of a backward stage off their device."""
         for place in self._kept_of(action):
             self._stored[place] = copy(self._kept.pop(place))
 
-    def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def load_kept(self, action: Action, copy: Move) -> None:
         """Bring the kept inputs of a backward stage to the device that recomputes."""
         for place in self._kept_of(action):
             if place in self._stored:
@@ -279,7 +267,7 @@ class Passes:
             if (self.recompute_head if module == head else module and (everywhere or module in self._layout.starts))
         ]
 
-    def copy_boundary(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def copy_boundary(self, action: Action, copy: Move) -> None:
         """Copy a boundary tensor: to the host with its SEND, to a device with its RECV."""
         segment = _segment_of(action)
         if action.kind in (Kind.SEND_F, Kind.RECV_F):
@@ -374,14 +362,6 @@ class Passes:
         first = modules.start
         x = self._kept.pop((first, segment)) if first else self._tokens(segment)
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
-
-    def _make_inputs(self, stage: int, segment: Segment, version: int) -> None:
-        """Run a stage again without graph, to keep the inputs that its backward and the next stage's need."""
-        modules = self._run_again(self._layout.backward[stage])
-        if modules:
-            x = self._run_from_kept(modules, segment, version, keeps_inner=self._grain == "layer")
-            if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
-                self._keep(modules.stop, segment, x)
 
     def _make_layer_inputs(self, again: list[range], segment: Segment, version: int) -> None:
         """Run a stage again without graph, to keep its layers' inputs, unless a forward or R has kept them."""

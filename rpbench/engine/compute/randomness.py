@@ -67,7 +67,9 @@ class _Seeded(TorchFunctionMode):
                 "drawn again; apply it to the output of the attention"
             )
         if func in _TAKES_GENERATOR and given.get("generator") is None:
-            given["generator"] = self._generator(_device(args, given))
+            tensor = next((value for value in args if isinstance(value, torch.Tensor)), None)
+            device = torch.device(given.get("device") or "cpu") if tensor is None else tensor.device
+            given["generator"] = self._generator(device)
         return func(*args, **given)
 
     def _dropout(
@@ -83,8 +85,3 @@ class _Seeded(TorchFunctionMode):
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
-
-
-def _device(args: Any, given: Mapping[str, Any]) -> torch.device:
-    tensor = next((value for value in args if isinstance(value, torch.Tensor)), None)
-    return tensor.device if tensor is not None else torch.device(given.get("device") or "cpu")

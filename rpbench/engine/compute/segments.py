@@ -14,7 +14,6 @@ import torch
 from rpbench.models.attention import KeysValues
 
 Segment = tuple[int, int]  # microbatch, part of its sequences
-Slopes = list[torch.Tensor | None]  # of keys and values
 
 
 @dataclass
@@ -29,7 +28,8 @@ class Exchange:
 
     def read(self, module: int) -> Sequence[KeysValues]:
         """The keys and values of earlier segments; leaves that gradients can be asked for, with a graph."""
-        found = self.segments.earlier(module, self.segment)
+        microbatch, part = self.segment
+        found = [self.segments.kept[module, (microbatch, other)] for other in range(part)]
         if self.with_graph:
             found = [KeysValues(*(tensor.detach().requires_grad_() for tensor in pair)) for pair in found]
         self.earlier[module] = found
@@ -38,7 +38,7 @@ class Exchange:
     def made(self, module: int, own: KeysValues) -> None:
         self.own[module] = own
         if not self.with_graph:
-            self.segments.keep(module, self.segment, own)
+            self.segments.kept[module, self.segment] = own
 
 
 class Segments:
@@ -46,34 +46,24 @@ class Segments:
 
     def __init__(self, num_parts: int) -> None:
         self.num_parts = num_parts
-        self._kept: dict[tuple[int, Segment], KeysValues] = {}  # (module, segment) -> what its forward made
-        self._slopes: dict[tuple[int, Segment], Slopes] = {}  # the same -> the gradients of it so far
+        self.kept: dict[tuple[int, Segment], KeysValues] = {}  # (module, segment) -> what its forward made
+        self._slopes: dict[tuple[int, Segment], list[torch.Tensor | None]] = {}  # the same -> its gradients so far
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._slopes)
+        return len(self.kept) + len(self._slopes)
 
     def exchange(self, segment: Segment, *, with_graph: bool) -> Exchange | None:
         """For a run of layers on one segment; None where sequences are whole."""
         return Exchange(self, segment, with_graph) if self.num_parts > 1 else None
 
-    def earlier(self, module: int, segment: Segment) -> list[KeysValues]:
-        microbatch, part = segment
-        return [self._kept[module, (microbatch, other)] for other in range(part)]
-
-    def keep(self, module: int, segment: Segment, own: KeysValues) -> None:
-        self._kept[module, segment] = own
-
-    def take(self, exchange: Exchange) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Remove the keys and values of a segment that later ones have read; returns them and their gradients."""
-        ends: list[torch.Tensor] = []
-        slopes: list[torch.Tensor] = []
+    def take(self, exchange: Exchange) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Remove the keys and values of a segment that later ones have read; returns each with its gradient."""
+        found = []
         for module, own in exchange.own.items():
-            self._kept.pop((module, exchange.segment))
-            for tensor, slope in zip(own, self._slopes.pop((module, exchange.segment), ()), strict=False):
-                if slope is not None:
-                    ends.append(tensor)
-                    slopes.append(slope)
-        return ends, slopes
+            del self.kept[module, exchange.segment]
+            slopes = self._slopes.pop((module, exchange.segment), ())
+            found += [(tensor, slope) for tensor, slope in zip(own, slopes, strict=False) if slope is not None]
+        return found
 
     def add(self, module: int, segment: Segment, pair: Sequence[torch.Tensor | None]) -> None:
         """Add gradients of the keys and values that a segment has made, from a later one that has read them."""

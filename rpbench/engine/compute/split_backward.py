@@ -1,6 +1,6 @@
 """Deferred: linear maps whose weight gradient is left for later, so that I and W share the work of B.
 
-Autograd makes the gradients of inputs and weights in one pass. Inside `Deferring`, every linear map is one operation
+Autograd makes the gradients of inputs and weights in one pass. Inside `deferring`, every linear map is one operation
 whose backward makes the gradient of x and keeps x and the gradient of y. The gradients of weight and bias are made from
 these later, without the graph. Products, shapes and strides are autograd's, so the bits are the same:
 
@@ -15,9 +15,9 @@ torch's derivatives.yaml for mm and addmm.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
-from typing import Any, NamedTuple, Self
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -49,17 +49,12 @@ class Slopes(NamedTuple):
 
 
 class Linear:
-    """One application of a linear map to its weight, and its bias if there is one.
-
-    Attributes:
-        deferred: whether the backward leaves the gradients of `weights` to `weight_gradients`.
-        left: the tensors for these, from the backward on.
-    """
+    """One application of a linear map to its weight, and its bias if there is one."""
 
     def __init__(self, *weights: torch.Tensor) -> None:
         self.weights = weights
-        self.deferred = False
-        self.left: Slopes | None = None
+        self.deferred = False  # whether the backward leaves the gradients of `weights` to `weight_gradients`
+        self.left: Slopes | None = None  # the tensors for these, from the backward on
 
     def weight_gradients(self) -> tuple[torch.Tensor, ...]:
         """The gradients of `weights`, once; none if no backward reached the map."""
@@ -89,33 +84,23 @@ class _Node(torch.autograd.Function):
         return (None, None, below, *found.of_weights(linear.weights))
 
 
-class Deferring:
-    """A context in which linear maps (`rpbench.models.linear`) whose weights are among some leaves can be deferred.
+@contextmanager
+def deferring(leaves: Iterable[torch.Tensor]) -> Iterator[tuple[list[Linear], torch.Tensor]]:
+    """Inside, linear maps (`rpbench.models.linear`) whose weights are among some leaves can be deferred.
 
-    Attributes:
-        linears: the linear maps that were applied, in order.
-        anchor: an input to ask for, so that the backward reaches every linear map; it never has a gradient.
+    Gives the list of those that are applied, in order, and an anchor: an input to ask for, so that the backward reaches
+    every one of them; it never has a gradient.
     """
+    linears, anchor, own = list[Linear](), torch.zeros((), requires_grad=True), {id(leaf) for leaf in leaves}
 
-    def __init__(self, leaves: Iterable[torch.Tensor]) -> None:
-        self.linears: list[Linear] = []
-        self.anchor = torch.zeros((), requires_grad=True)
-        self._leaves = {id(leaf) for leaf in leaves}
-        self._inside = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._inside.enter_context(made_by(self._linear))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._inside.close()
-
-    def _linear(self, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        if not torch.is_grad_enabled() or any(id(tensor) not in self._leaves for tensor in weights):
+    def linear(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled() or any(id(tensor) not in own for tensor in weights):
             return functional.linear(x, *weights)
-        self.linears.append(Linear(*weights))
-        result: torch.Tensor = _Node.apply(self.linears[-1], self.anchor, x, *weights)
-        return result
+        linears.append(Linear(*weights))
+        return _Node.apply(linears[-1], anchor, x, *weights)
+
+    with made_by(linear):
+        yield linears, anchor
 
 
 def defer(end: torch.Tensor, linears: Collection[Linear]) -> list[Linear]:

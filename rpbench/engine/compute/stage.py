@@ -21,7 +21,7 @@ from torch import nn
 
 from rpbench.engine.compute.randomness import drawing
 from rpbench.engine.compute.segments import Exchange, Segment
-from rpbench.engine.compute.split_backward import Deferring, Linear, defer
+from rpbench.engine.compute.split_backward import Linear, defer, deferring
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.weights import Named, WeightSource
 from rpbench.engine.workload import Workload
@@ -80,52 +80,34 @@ GRAINS: tuple[Grain, ...] = get_args(Grain)
 
 
 class Graph(NamedTuple):
-    """A forward with its autograd graph.
+    """A forward with its autograd graph."""
 
-    Args:
-        start: the input as a leaf; None where it holds tokens.
-        exchange: keys and values that passed between this segment and others; None where sequences are whole.
-        linears: the linear maps whose weight gradients can be deferred.
-        anchor: an input to ask for with `start`, if there are `linears`.
-    """
-
-    start: torch.Tensor | None
+    start: torch.Tensor | None  # the input as a leaf; None where it holds tokens
     leaves: Tensors
     end: torch.Tensor
+    # keys and values that passed between this segment and others; None where sequences are whole
     exchange: Exchange | None = None
-    linears: tuple[Linear, ...] = ()
-    anchor: torch.Tensor | None = None
+    linears: tuple[Linear, ...] = ()  # the linear maps whose weight gradients can be deferred
+    anchor: torch.Tensor | None = None  # an input to ask for with `start`, if there are `linears`
 
 
 class Rest(NamedTuple):
-    """The result of a backward's first half for the second.
+    """The result of a backward's first half for the second."""
 
-    Args:
-        gradients: of the weights that could not be deferred.
-        linears: the linear maps whose weight gradients are still to be made.
-        places: identity of a weight -> its place.
-    """
-
-    gradients: Tensors
-    linears: list[Linear]
-    places: dict[int, Place]
+    gradients: Tensors  # of the weights that could not be deferred
+    linears: list[Linear]  # the linear maps whose weight gradients are still to be made
+    places: dict[int, Place]  # identity of a weight -> its place
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A model's modules, run a range at a time with weights of a given version.
-
-    Args:
-        num_parts: segments that sequences are cut into. `exchange` is what they read of each other
-            (`rpbench.engine.compute.segments`).
-        splits: whether some backward comes in halves.
-    """
+    """A model's modules, run a range at a time with weights of a given version."""
 
     workload: Workload
     weights: WeightSource
     shells: Shells
-    num_parts: int = 1
-    splits: bool = False
+    num_parts: int = 1  # segments that sequences are cut into; an `exchange` is what they read of each other
+    splits: bool = False  # whether some backward comes in halves
 
     def run(
         self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: Exchange | None = None
@@ -164,9 +146,9 @@ class Stages:
             if not self.splits:
                 end = self.run(modules, x if start is None else start, segment, version, exchange)
                 return Graph(start, leaves, end, exchange)
-            with Deferring(leaves.values()) as deferring:
+            with deferring(leaves.values()) as (linears, anchor):
                 end = self.run(modules, x if start is None else start, segment, version, exchange)
-        return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
+        return Graph(start, leaves, end, exchange, tuple(linears), anchor)
 
     def tensors(self, modules: range, version: int) -> list[torch.Tensor]:
         return [tensor for module in modules for tensor in self.weights.all_of(module, version).values()]
@@ -174,20 +156,16 @@ class Stages:
     def _call(
         self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
     ) -> torch.Tensor:
-        shell = self.shells[module]
-        output: torch.Tensor
-        head = self.workload.head
+        shell, head = self.shells[module], self.workload.head
         if exchange is not None and module not in (0, head):
             output, own = shell(tensors, x, exchange.read(module))
             exchange.made(module, own)
             return output
         if module != head:
             packed = self.workload.packed(module, segment[0])
-            output = shell(tensors, x, None, packed) if packed else shell(tensors, x)
-            return output
+            return shell(tensors, x, None, packed) if packed else shell(tensors, x)
         labels = self.workload.segment(*segment, self.num_parts).labels
-        loss: torch.Tensor = shell(tensors, x, labels)
-        return self.workload.share(loss, *segment, self.num_parts)
+        return self.workload.share(shell(tensors, x, labels), *segment, self.num_parts)
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:

@@ -101,15 +101,8 @@ def time_stages(
         execute(program, training.handlers, backend)
         samples: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
         for action, pre, main in zip(program.actions, backend.pre_cpu_s, backend.main_cpu_s, strict=True):
-            if _is_warm(action, num_microbatches):
+            if (action.version or 0) > 1 or (action.microbatch or 0) >= num_microbatches:  # of a step after the first
                 samples.setdefault((action.kind, action.stage), []).append((pre, main))
     return {
         place: (median(pre for pre, _ in found), median(main for _, main in found)) for place, found in samples.items()
     }
-
-
-def _is_warm(action: Action, num_microbatches: int) -> bool:
-    """Whether an action belongs to a step after the first."""
-    if action.kind is Kind.STEP:
-        return (action.version or 0) > 1
-    return (action.microbatch or 0) >= num_microbatches

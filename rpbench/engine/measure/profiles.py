@@ -28,32 +28,25 @@ def measured_costs(timeline: Timeline, *, recompute_ahead: bool, hop_s: float = 
 
     An action that ran only together with another has the time of both less that of the other.
     """
-    pre: dict[tuple[Kind, int], list[float]] = {}
-    main: dict[tuple[Kind, int], list[float]] = {}
+    times: dict[tuple[Kind, int], list[tuple[float, float]]] = {}  # what runs ahead, and the main phase
     shape = timeline.schedule.shape
     unit = timeline.units_per_second / shape.num_parts  # costs are those of whole microbatches
-    together = []
-    for span in timeline.spans():
-        place = span.action.kind, span.action.stage
-        if span.action.sub:
-            together.append(span)
-            continue
-        pre.setdefault(place, []).append((span.main - span.start) / unit)
-        main.setdefault(place, []).append((span.end - span.main) / unit)
-    alone = {place: median(times) + median(pre[place]) for place, times in main.items()}
-    for span in together:
+    spans = list(timeline.spans())
+    for span in (span for span in spans if not span.action.sub):
+        phases = (span.main - span.start) / unit, (span.end - span.main) / unit
+        times.setdefault((span.action.kind, span.action.stage), []).append(phases)
+    alone = {place: sum(map(median, zip(*found, strict=True))) for place, found in times.items()}
+    for span in (span for span in spans if span.action.sub):
         places = members_of(span.action)
         new = [place for place in places if place not in alone]
         if len(new) == 1:
             known = sum(alone[place] for place in places if place in alone)
-            pre.setdefault(new[0], []).append(0.0)
-            main.setdefault(new[0], []).append(max(0.0, (span.end - span.start) / unit - known))
+            times.setdefault(new[0], []).append((0.0, max(0.0, (span.end - span.start) / unit - known)))
     num_stages = max(shape.num_stages, shape.num_backward_stages)
     work: dict[Kind, list[Work]] = {}
-    for kind, stage in sorted(main):
-        works = work.setdefault(kind, [Work(0.0)] * num_stages)
-        ahead = median(pre[kind, stage])
-        works[stage] = Work(median(main[kind, stage]), ahead, ahead)
+    for (kind, stage), found in sorted(times.items()):
+        ahead, main = map(median, zip(*found, strict=True))
+        work.setdefault(kind, [Work(0.0)] * num_stages)[stage] = Work(main, ahead, ahead)
     return CostTable({kind: tuple(works) for kind, works in work.items()}, hop_s, recompute_ahead)
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Self
@@ -24,18 +25,11 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 
 class ForeignLoad:
-    """The load of other programs during a `with` block.
+    """The load of other programs during a `with` block; `pids`: running processes of this run, ended ones are known."""
 
-    Args:
-        pids: running processes of this run; children that have ended are known.
-
-    Attributes:
-        elapsed_s: seconds from start to end.
-        others_s: processor time of other programs; None where the system does not say. It is counted in ticks of
-            10 ms, so that it may be below 0 for a short block: add blocks up before judging them.
-    """
-
-    elapsed_s = 0.0
+    elapsed_s = 0.0  # seconds from start to end
+    # processor time of other programs; None where the system does not say. It is counted in ticks of 10 ms, so that it
+    # may be below 0 for a short block: add blocks up before judging them
     others_s: float | None = None
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
@@ -79,14 +73,9 @@ REPEATS = 5
 
 
 class CoreStopwatch:
-    """Devices that are threads with one core each. Use it in a `with` block.
+    """Devices that are threads with one core each, `num_workers` at a time. Use it in a `with` block."""
 
-    Attributes:
-        pins: whether host memory is pinned for copies.
-        num_workers: how many devices work at a time.
-    """
-
-    device, dtype, pins = "cpu", torch.float32, False
+    device, dtype, pins = "cpu", torch.float32, False  # pins: whether host memory is pinned for copies
 
     def __init__(self, num_workers: int, repeats: int = REPEATS) -> None:
         self.num_workers, self._repeats = num_workers, repeats
@@ -104,22 +93,19 @@ class CoreStopwatch:
         errors: list[BaseException] = []
         ready, over = threading.Barrier(self.num_workers), threading.Barrier(self.num_workers + 1)
 
-        def job(worker: int) -> Callable[[], None]:
-            def timed() -> None:
-                try:
-                    work = made()
-                    work()
-                    ready.wait()
-                    least[worker] = _least(work, self._repeats, time.thread_time)
-                except BaseException as error:
-                    errors.append(error)
-                    ready.abort()
-                over.wait()
+        def timed(worker: int) -> None:
+            try:
+                work = made()
+                work()
+                ready.wait()
+                least[worker] = _least(work, self._repeats, time.thread_time)
+            except BaseException as error:
+                errors.append(error)
+                ready.abort()
+            over.wait()
 
-            return timed
-
-        names = [f"calibration {worker}" for worker in range(self.num_workers)]
-        self._workers.start([job(worker) for worker in range(self.num_workers)], names)
+        workers = range(self.num_workers)
+        self._workers.start([partial(timed, worker) for worker in workers], [f"calibration {w}" for w in workers])
         over.wait()
         if errors:
             raise errors[0]

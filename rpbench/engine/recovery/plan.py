@@ -28,29 +28,21 @@ class Death:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run on one process a rank; ValueError for what processes cannot do.
+    """A training run on one process a rank; ValueError for what processes cannot do."""
 
-    Args:
-        schedule: one step in our text form, with its partition and STEP actions.
-        source: what a lost rank comes back from: `memory` of other processes, or files in `folder`.
-        holders: for each rank, the ranks that keep its state, itself first.
-        store_every: steps from one file to the next; 0: none are written.
-        stall_s: no process may wait longer for another that runs.
-    """
-
-    schedule: str
+    schedule: str  # one step in our text form, with its partition and STEP actions
     model: Mapping[str, Any]
     num_steps: int
-    holders: tuple[tuple[int, ...], ...]
+    holders: tuple[tuple[int, ...], ...]  # for each rank, the ranks that keep its state, itself first
     deaths: tuple[Death, ...] = ()
-    source: str = "memory"
-    store_every: int = 0
+    source: str = "memory"  # what a lost rank comes back from: `memory` of other processes, or files in `folder`
+    store_every: int = 0  # steps from one file to the next; 0: none are written
     folder: str = ""
     microbatch_sequences: int = 1
     seed: int = 0
     dtype: str = "float32"
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    stall_s: float = 60.0
+    stall_s: float = 60.0  # no process may wait longer for another that runs
 
     def __post_init__(self) -> None:
         order = self.order

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -72,54 +73,35 @@ class StageStep:
         """The step that follows the state; `tell` hears of each action, by its place in the row, before it runs."""
         start = replace(self.state, masters=self._begun | self.state.masters)
         training = Training(self._workload, self._plan.order, self._settings, start)
-        handlers = training.handlers
+        handlers, passes = training.handlers, training.passes
         for place, action in enumerate(self._row):
             tell(place)
-            self._bring(training, action, start.num_steps)
+            forward, microbatch = action.kind is Kind.F, action.microbatch or 0
+            name = partial(Tensor, start.num_steps, "F" if forward else "B", microbatch=microbatch)
+            if (source := self._across(action, -1)) is not None:
+                passes.put_boundary(forward, source, microbatch, self._receive(name(stage=source)))
             handlers[action.kind](action, self._first + place, lambda: None)  # its inputs are there
-            self._hand_on(training, action, start.num_steps)
+            if (target := self._across(action, 1)) is not None:
+                tensor = passes.take_boundary(forward, action.stage, microbatch)
+                self._send(self._plan.rank_of[target], name(stage=action.stage), tensor)
         self.state = self.own(training.state())
         return self.state
 
-    def _bring(self, training: Training, action: Action, step: int) -> None:
-        if (across := self._across(action, -1)) is not None:
-            forward, source, microbatch = across
-            name = Tensor(step, "F" if forward else "B", source, microbatch)
-            training.passes.put_boundary(forward, source, microbatch, self._receive(name))
-
-    def _hand_on(self, training: Training, action: Action, step: int) -> None:
-        if (across := self._across(action, 1)) is not None:
-            forward, target, microbatch = across
-            name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
-            tensor = training.passes.take_boundary(forward, action.stage, microbatch)
-            self._send(self._plan.rank_of[target], name, tensor)
-
-    def _across(self, action: Action, way: int) -> tuple[bool, int, int] | None:
-        """Whether it is a forward, the stage before (-1) or behind (1), and the microbatch; None on the same rank."""
-        forward, rank_of = action.kind is Kind.F, self._plan.rank_of
-        other = action.stage + (way if forward else -way)
-        is_pass = (forward or action.kind in BACKWARD) and action.microbatch is not None
-        if not is_pass or not 0 <= other < len(rank_of) or rank_of[other] == self._rank:
-            return None
-        assert action.microbatch is not None
-        return forward, other, action.microbatch
+    def _across(self, action: Action, way: int) -> int | None:
+        """The stage before (-1) or behind (1) a forward or backward on another rank; None where there is none."""
+        rank_of, other = self._plan.rank_of, action.stage + (way if action.kind is Kind.F else -way)
+        is_pass = action.kind is Kind.F or action.kind in BACKWARD
+        return other if is_pass and 0 <= other < len(rank_of) and rank_of[other] != self._rank else None
 
 
 class Message(NamedTuple):
-    """A message between a rank and the watching process.
-
-    Args:
-        epoch: the number of failures before it; messages of earlier epochs are ignored.
-        to: the rank it is for; -1: the watching process.
-        about: the word's arguments, plain data.
-        body: tensors, pickled by value.
-    """
+    """A message between a rank and the watching process."""
 
     word: str
-    epoch: int = 0
-    to: int = -1
-    about: tuple[Any, ...] = ()
-    body: bytes = b""
+    epoch: int = 0  # the number of failures before it; messages of earlier epochs are ignored
+    to: int = -1  # the rank it is for; -1: the watching process
+    about: tuple[Any, ...] = ()  # the word's arguments, plain data
+    body: bytes = b""  # tensors, pickled by value
 
 
 def say(connection: "Connection[Any, Any]", message: Message) -> None:

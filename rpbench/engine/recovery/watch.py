@@ -40,27 +40,16 @@ class CannotRecover(RuntimeError):
 
 @dataclass(frozen=True)
 class Return:
-    """One recovery after a failure.
+    """One recovery after a failure."""
 
-    Args:
-        ranks: the ranks that died.
-        step: the step that was running, from 0.
-        source: where the state came from: `memory` or `store`.
-        lost_steps: complete steps that were repeated.
-        num_actions: by rank, actions of the running step that had begun and were repeated.
-        num_microbatches: microbatches of it that had begun at the first stage.
-        fetched_bytes: bytes that went to another process, or came from files.
-        stop_s: seconds from the detection until training went on.
-    """
-
-    ranks: tuple[int, ...]
-    step: int
-    source: str
-    lost_steps: int
-    num_actions: tuple[int, ...]
-    num_microbatches: int
-    fetched_bytes: int
-    stop_s: float
+    ranks: tuple[int, ...]  # the ranks that died
+    step: int  # the step that was running, from 0
+    source: str  # where the state came from: `memory` or `store`
+    lost_steps: int  # complete steps that were repeated
+    num_actions: tuple[int, ...]  # by rank, actions of the running step that had begun and were repeated
+    num_microbatches: int  # microbatches of it that had begun at the first stage
+    fetched_bytes: int  # bytes that went to another process, or came from files
+    stop_s: float  # seconds from the detection until training went on
 
 
 @dataclass(frozen=True)

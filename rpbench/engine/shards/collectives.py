@@ -123,15 +123,8 @@ class Rank:
         self.sent_bytes += (self.meeting.num_ranks - 1) * part.numel() * part.element_size()
         return found
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor, add: Add = torch.add) -> torch.Tensor:
         """The sum over all ranks, in their order: the same bits on every rank. `tensor` is not changed."""
-        return self._all_reduce(tensor, torch.add)
-
-    def all_reduce_largest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The largest value of all ranks in every place."""
-        return self._all_reduce(tensor, torch.maximum)
-
-    def _all_reduce(self, tensor: torch.Tensor, add: Add) -> torch.Tensor:
         return self.all_gather(self.reduce_scatter(tensor, add)).view(tensor.shape)
 
     def scatter_sum(self, tensor: torch.Tensor, dimension: int) -> torch.Tensor:

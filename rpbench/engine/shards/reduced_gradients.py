@@ -12,7 +12,7 @@ No replica waits for another within its part: edges of the program order the gra
 STEP after all parts. A STORE:G takes a device's shard of the sum home.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import at, here
 from rpbench.engine.state.accumulation import Reduction
-from rpbench.engine.state.gradients import Place, Sum, Tensors, Window
+from rpbench.engine.state.gradients import Move, Sum, Tensors, Window
 from rpbench.engine.state.ownership import Sharing, join, take
 
 Carry = Callable[[torch.Tensor, int], torch.Tensor]
@@ -57,7 +57,7 @@ class ReducedWindow(Window):
         self._held = {device: {owner: Sum() for owner in sharing.owned} for device in sharing.owned}
         self._lock = ReportedLock()
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         found, device = self._of[microbatch]
         more = sum(gradients[place].nbytes for place in gradients.keys() - found.made[device].values.keys())
         found.made[device].add(gradients)
@@ -88,7 +88,7 @@ class ReducedWindow(Window):
                     self._held[other][device].add(copies)
         self._end(found, device)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Bring a device's shards of some sums home, in order."""
         for microbatch in microbatches:
             found, device = self._of[microbatch]

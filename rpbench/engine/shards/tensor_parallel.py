@@ -47,14 +47,13 @@ class AcrossRanks:
         return [_ForthAndBack.apply(x, _as_it_is, self._rank.all_reduce)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = _ForthAndBack.apply(parts[0], self._rank.all_reduce, _as_it_is)
-        return found
+        return _ForthAndBack.apply(parts[0], self._rank.all_reduce, _as_it_is)
 
     def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._rank.all_reduce(parts[0])
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self._rank.all_reduce_largest(parts[0])
+        return self._rank.all_reduce(parts[0], torch.maximum)
 
 
 class AlongSequence(AcrossRanks):
@@ -71,8 +70,7 @@ class AlongSequence(AcrossRanks):
         return [_ForthAndBack.apply(x, self._gather, self._scatter)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = _ForthAndBack.apply(parts[0], self._scatter, self._gather)
-        return found
+        return _ForthAndBack.apply(parts[0], self._scatter, self._gather)
 
     def _gather(self, slices: torch.Tensor) -> torch.Tensor:
         return self._rank.gather_slices(slices, 1)
@@ -140,7 +138,7 @@ class TeamGradients(Gradients):
     def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
         """Each other device's gradients of what the first has too, and the first's, for every stage and step."""
         for other in self.by_rank[1:]:
-            for version, stage, gradients in other.by_stage():
+            for stage, version, gradients in other.by_stage():
                 first = Gradients.total(self, stage, version)
                 common = first.keys() & gradients.keys()
                 yield {place: gradients[place] for place in common}, {place: first[place] for place in common}
@@ -168,13 +166,7 @@ class Member(NamedTuple):
 
 
 class Team:
-    """All devices, and the handlers of their joint actions, on a workload of layers in shards.
-
-    Args:
-        make_passes: the passes of a device, from its stages and its gradients.
-        splits: whether some backward comes in halves.
-        along_sequence: whether a device has a slice of the tokens between its matrices.
-    """
+    """All devices, and the handlers of their joint actions, on a workload of layers in shards."""
 
     def __init__(
         self,
@@ -182,10 +174,10 @@ class Team:
         layout: Layout,
         weights: Weights,
         gradients: TeamGradients,
-        make_passes: Callable[[Stages, Gradients], Passes],
+        make_passes: Callable[[Stages, Gradients], Passes],  # the passes of a device, from its stages and its gradients
         *,
-        splits: bool = False,
-        along_sequence: bool = False,
+        splits: bool = False,  # whether some backward comes in halves
+        along_sequence: bool = False,  # whether a device has a slice of the tokens between its matrices
     ) -> None:
         self._layout, self._along = layout, along_sequence
         adding = AlongSequence if along_sequence else AcrossRanks

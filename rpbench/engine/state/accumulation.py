@@ -19,13 +19,13 @@ gradients are reduced after every visit, a step has several such sums, which are
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Mapping
+from itertools import groupby, zip_longest
 
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.schedule import Row, Schedule, Weights
+from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.waits.moves import Transfer
 from rpbench.ir.waits.visits import actions_of
 
@@ -36,17 +36,11 @@ def reductions_of(analysis: Analysis) -> dict[tuple[int, int], list[Reduction]]:
     """(backward stage, version) -> its sums over replicas, in order; ValueError for several sums of several visits."""
     if Kind.REDUCE_GRAD not in analysis.schedule.kinds:
         return {}
-    found: dict[tuple[int, int], list[dict[int, tuple[int, ...]]]] = defaultdict(list)
-    num_of: dict[tuple[int, int, int], int] = defaultdict(int)  # (stage, version, device) -> sums so far
+    found: dict[tuple[int, int], dict[int, list[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(list))
     for transfer in analysis.moves.transfers[Kind.REDUCE_GRAD, None]:
         visit = transfer.visits[0]
-        place = visit.stage, visit.step + 1
-        number = num_of[(*place, visit.device)]
-        num_of[(*place, visit.device)] += 1
-        if number == len(found[place]):
-            found[place].append({})
-        found[place][number][visit.device] = microbatches_of(analysis.index, transfer)
-    return {place: [_ordered(one, several=len(sums) > 1) for one in sums] for place, sums in found.items()}
+        found[visit.stage, visit.step + 1][visit.device].append(microbatches_of(analysis.index, transfer))
+    return {place: _sums(by_device) for place, by_device in found.items()}
 
 
 def microbatches_of(index: Index, transfer: Transfer) -> tuple[int, ...]:
@@ -56,13 +50,16 @@ def microbatches_of(index: Index, transfer: Transfer) -> tuple[int, ...]:
     )
 
 
-def _ordered(parts: Mapping[int, tuple[int, ...]], *, several: bool) -> Reduction:
-    if several and any(len(microbatches) > 1 for microbatches in parts.values()):
+def _sums(by_device: Mapping[int, list[tuple[int, ...]]]) -> list[Reduction]:
+    """The n-th parts of all devices are one sum, in the order of their first microbatches."""
+    together = next((own for parts in by_device.values() for own in parts if len(own) > 1), None)
+    if together is not None and max(map(len, by_device.values())) > 1:
         raise ValueError(
-            f"microbatches {list(next(iter(parts.values())))} of a visit are reduced together, and others of the step "
+            f"microbatches {list(together)} of a visit are reduced together, and others of the step "
             "by themselves: sums of sums of sums are not computed; reduce once a step"
         )
-    return dict(sorted(parts.items(), key=lambda part: min(part[1])))
+    sums = ([part for part in zip(by_device, one, strict=True) if part[1]] for one in zip_longest(*by_device.values()))
+    return [dict(sorted(one, key=lambda part: min(part[1]))) for one in sums]
 
 
 Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
@@ -72,14 +69,19 @@ def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
     """(backward stage, version) -> the groups of its gradient; ValueError if they cannot be added up."""
     schedule = analysis.schedule
     _check_moved(schedule)
-    cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
+    starts = sorted(_round_starts(schedule)) if schedule.weights is Weights.STREAMED else []
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for _, _, row in schedule.items():
         own: dict[tuple[int, int], list[int]] = {}
-        for stage, microbatch in _gradients(row, schedule):
-            own.setdefault((stage, microbatch // schedule.shape.num_microbatches + 1), []).append(microbatch)
-        for place, microbatches in own.items():
-            found.setdefault(place, []).extend(_cut(microbatches, cuts))
+        for part in (part for action in row for part in parts_of(action)):
+            if schedule.shape.tensor_parallel and part.part:
+                continue  # all devices do the same, each for its own share
+            if part.kind in GRADIENT and part.microbatch is not None:
+                version = part.microbatch // schedule.shape.num_microbatches + 1
+                own.setdefault((part.stage, version), []).append(part.microbatch)
+        for place, microbatches in own.items():  # of one round each, ascending or descending
+            rounds = groupby(microbatches, key=lambda microbatch: bisect_right(starts, microbatch))
+            found.setdefault(place, []).extend(tuple(group) for _, group in rounds)
     found |= _stored(analysis)
     for place, sums in reductions_of(analysis).items():
         if len(sums) == 1:
@@ -138,28 +140,12 @@ def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     return found
 
 
-def _gradients(row: Row, schedule: Schedule) -> Iterator[tuple[int, int]]:
-    for action in row:
-        for part in parts_of(action):
-            if schedule.shape.tensor_parallel and part.part:
-                continue  # all devices do the same, each for its own share
-            if part.kind in GRADIENT and part.microbatch is not None:
-                yield part.stage, part.microbatch
-
-
-def _round_starts(schedule: Schedule) -> frozenset[int]:
+def _round_starts(schedule: Schedule) -> set[int]:
     """The first microbatch of every round: of a run of actions of one stage on a device."""
-    return frozenset(
+    return {
         min(action.microbatch or 0 for action in run)
         for _, lane, row in schedule.items()
         if lane == "compute"
         for (kind, _), run in groupby(row, key=lambda action: (action.kind, action.stage))
         if kind in (Kind.F, Kind.B, Kind.FB)
-    )
-
-
-def _cut(microbatches: list[int], starts: frozenset[int]) -> Iterator[tuple[int, ...]]:
-    """Microbatches in groups of one round, ascending or descending."""
-    rounds = sorted(starts)
-    for _, group in groupby(microbatches, key=lambda microbatch: bisect_right(rounds, microbatch)):
-        yield tuple(group)
+    }

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rpbench.engine.state.gradients import Place, Tensors
-from rpbench.engine.state.whole_gradient import Scale
+from rpbench.engine.state.loss_scale import Scale
 from rpbench.places import CHECKPOINT
 from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text, sha256
@@ -50,18 +50,14 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class State:
-    """A training run after some optimizer steps.
+    """A training run after some optimizer steps."""
 
-    Args:
-        num_steps: how many; data, dropout and learning rate continue from there.
-        stale: 1, 2, ... -> the working weights of so many versions ago, where the schedule reads them.
-        scales: 0, -1, ... -> the loss scale of the newest version and of those before; empty without loss scaling.
-    """
-
-    num_steps: int
+    num_steps: int  # how many; data, dropout and learning rate continue from there
     masters: Tensors
     moments: Moments
+    # 1, 2, ... -> the working weights of so many versions ago, where the schedule reads them
     stale: dict[int, Tensors] = field(default_factory=dict)
+    # 0, -1, ... -> the loss scale of the newest version and of those before; empty without loss scaling
     scales: dict[int, Scale] = field(default_factory=dict)
 
     def changed(self, change: Callable[[Tensors], Tensors]) -> "State":

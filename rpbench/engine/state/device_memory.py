@@ -37,23 +37,15 @@ class OutOfDeviceMemory(MemoryError):
 
 
 class DeviceMemory:
-    """The ledger of all devices.
+    """The ledger of all devices, each with a cap and `resident` bytes of weights and gradients that stay there.
 
-    Args:
-        limit_bytes: the cap of each.
-        resident: device -> bytes of weights and gradients that stay there.
-
-    Attributes:
-        peak_bytes: device -> the most it held.
-
-    Raises:
-        OutOfDeviceMemory: if the resident bytes do not fit; the counting methods raise it as well.
+    OutOfDeviceMemory if these do not fit; the counting methods raise it as well.
     """
 
     def __init__(self, limit_bytes: int, resident: Sequence[Counter[str]]) -> None:
         self._limit = limit_bytes
         self._held = [Counter(classes) for classes in resident]
-        self.peak_bytes = [0] * len(resident)
+        self.peak_bytes = [0] * len(resident)  # device -> the most it held
         self._holders: Counter[tuple[int, int]] = Counter()  # (device, storage) -> who has it
         self._lock = threading.RLock()  # a tensor may die, and be freed, while the ledger is written
         self._device = threading.local()

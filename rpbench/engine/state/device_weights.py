@@ -37,27 +37,20 @@ def copy_in_memory(tensor: torch.Tensor, device: int, lane: str, peer: int | Non
 
 
 class DeviceWeights(Weights):
-    """Weights of which a computation reads the copies that a LOAD has made on its device.
-
-    Args:
-        counts, start: as in `Weights`.
-        analysis: of a schedule with LOAD:P and FREE:P.
-        hold: counts the bytes of weights that a device has from another one.
-        pin: keep the host's weights in pinned memory.
-    """
+    """Weights of which a computation reads the copies that a LOAD has made on its device."""
 
     def __init__(
         self,
         workload: Workload,
-        counts: Mapping[tuple[int, int], int],
+        counts: Mapping[tuple[int, int], int],  # as in `Weights`, and so is `start`
         start: Mapping[int, Tensors] | None,
         reads: Reads,
         layout: Layout,
-        analysis: Analysis,
+        analysis: Analysis,  # of a schedule with LOAD:P and FREE:P
         copy: Copy,
         *,
-        hold: Hold,
-        pin: bool = False,
+        hold: Hold,  # counts the bytes of weights that a device has from another one
+        pin: bool = False,  # keep the host's weights in pinned memory
         place_of: PlaceOf | None = None,
     ) -> None:
         super().__init__(workload, counts, start, place_of)

@@ -28,9 +28,10 @@ from rpbench.ir.waits.moves import has_transfers
 
 Place = tuple[int, str]  # module of the model, name of the parameter in it
 Tensors = dict[Place, torch.Tensor]
+Move = Callable[[torch.Tensor], torch.Tensor]  # a tensor -> its copy elsewhere, in a storage of its own
 
 
-def mean_of(found: Sequence[Mapping[Place, torch.Tensor]]) -> Tensors:
+def mean_of(found: Sequence[Tensors]) -> Tensors:
     """The mean of some gradients, in float32 or wider; one that lacks a parameter has 0 there."""
     total: Tensors = {}
     for gradients in found:
@@ -47,7 +48,7 @@ class Sum:
     values: Tensors = field(default_factory=dict)
     owned: set[Place] = field(default_factory=set)  # made here, so that more may be added in place
 
-    def add(self, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, gradients: Tensors) -> None:
         for place, gradient in gradients.items():
             if place not in self.values:
                 self.values[place] = gradient
@@ -69,11 +70,11 @@ class Window(ABC):
         """Whether every microbatch is in the total."""
 
     @abstractmethod
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         """Add the gradient of one microbatch."""
 
     @abstractmethod
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Move a device's gradients of these microbatches off it."""
 
     @property
@@ -106,7 +107,7 @@ class _Window(Window):
     def is_complete(self) -> bool:
         return self.num_folded == len(self.sums)
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         number = self.group_of[microbatch]
         self.sums[number].add(gradients)  # a group belongs to one lane
         self.missing[number] -= 1
@@ -124,7 +125,7 @@ class _Window(Window):
     def _is_home(self, number: int) -> bool:
         return not self.missing[number] and not self.away[number]
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Bring home the groups of these microbatches that are complete."""
         with self.lock:
             for microbatch in microbatches:
@@ -146,11 +147,11 @@ class CarriedWindow(Window):
         self._num_carried = 0
         self._sum = Sum()
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         self._own[microbatch].add(gradients)
         self._missing.discard(microbatch)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Add some microbatches to the sum and send it on; RuntimeError if the sum or a gradient is not there."""
         for microbatch in microbatches:
             due = self._order[self._num_carried]
@@ -176,7 +177,7 @@ class _GroupSum:
         self.last = last
         self.at_home: Tensors | None = None
 
-    def send(self, first: int, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def send(self, first: int, copy: Move) -> None:
         """Send a part to where it is added, or the sum home."""
         own = self.parts[first].values
         if first != self.last:
@@ -204,13 +205,13 @@ class GroupedWindow(Window):
         self._num_added = 0
         self._sum, self._lock = Sum(), ReportedLock()
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         found, first = self._of[microbatch]
         found.parts[first].add(gradients)
         with self._lock:
             self._made.add(microbatch)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Send gradients on and add up the sums at home; RuntimeError if one has not been made or not come."""
         own = list(microbatches)
         found, first = self._of[own[0]]
@@ -233,22 +234,17 @@ class GroupedWindow(Window):
 
 
 class Gradients:
-    """The gradients of all stages and steps.
-
-    Args:
-        keep: keep the totals of finished steps, to compare them.
-        on_devices: stages whose sums stay on a device until they are stored.
-        reduced: (backward stage, version) -> the window of a gradient that replicas make together.
-        split: wraps every window, by stage and version, where devices and host share a gradient.
-    """
+    """The gradients of all stages and steps."""
 
     def __init__(
         self,
         groups: Mapping[tuple[int, int], Groups],
         *,
-        keep: bool = False,
-        on_devices: Container[int] = (),
+        keep: bool = False,  # keep the totals of finished steps, to compare them
+        on_devices: Container[int] = (),  # stages whose sums stay on a device until they are stored
+        # (backward stage, version) -> the window of a gradient that replicas make together
         reduced: Mapping[tuple[int, int], Window] | None = None,
+        # wraps every window, by stage and version, where devices and host share a gradient
         split: Callable[[int, int, Window], Window] | None = None,
     ) -> None:
         self._windows: dict[tuple[int, int], Window] = dict(reduced or {})
@@ -259,13 +255,11 @@ class Gradients:
             self._windows = {place: split(*place, window) for place, window in self._windows.items()}
         self._keep = keep
 
-    def add(self, stage: int, version: int, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, stage: int, version: int, microbatch: int, gradients: Tensors) -> None:
         """Add the gradient of one microbatch for the step to `version`."""
         self._windows[stage, version].add(microbatch, gradients)
 
-    def store(
-        self, stage: int, version: int, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def store(self, stage: int, version: int, microbatches: Iterable[int], copy: Move) -> None:
         """Bring home what a device has added up for these microbatches."""
         self._windows[stage, version].store(microbatches, copy)
 
@@ -291,14 +285,13 @@ class Gradients:
         if not self._keep:
             self._windows[stage, version].drop()
 
-    def totals(self) -> Iterator[tuple[int, Tensors]]:
-        """(version, gradients of one stage) for every step that is still here."""
-        return ((version, gradients) for version, _, gradients in self.by_stage())
-
     def by_stage(self) -> Iterator[tuple[int, int, Tensors]]:
-        """The same with the stage: (version, stage, gradients)."""
-        for stage, version in sorted(self._windows):
-            yield version, stage, self.total(stage, version)
+        """(stage, version, gradients) of every step that is still here."""
+        return ((*place, self.total(*place)) for place in sorted(self._windows))
+
+    def totals(self) -> Iterator[tuple[int, Tensors]]:
+        """The same without the stage."""
+        return ((version, gradients) for _, version, gradients in self.by_stage())
 
 
 def carried_windows(analysis: Analysis) -> dict[tuple[int, int], Window]:

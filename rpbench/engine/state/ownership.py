@@ -70,12 +70,12 @@ def _aligned(sizes: Mapping[Place, int], bound: int) -> int:
     return bound
 
 
-def take(tensors: Mapping[Place, torch.Tensor], pieces: Iterable[Piece]) -> Tensors:
+def take(tensors: Tensors, pieces: Iterable[Piece]) -> Tensors:
     """Views of some pieces of those tensors that are there."""
     return {place: tensors[place].detach().reshape(-1)[start:stop] for place, start, stop in pieces if place in tensors}
 
 
-def join(shards: Iterable[Mapping[Place, torch.Tensor]], shapes: Mapping[Place, torch.Size]) -> Tensors:
+def join(shards: Iterable[Tensors], shapes: Mapping[Place, torch.Size]) -> Tensors:
     """Whole tensors from the pieces of all owners, in order."""
     found: dict[Place, list[torch.Tensor]] = defaultdict(list)
     for shard in shards:
@@ -86,25 +86,16 @@ def join(shards: Iterable[Mapping[Place, torch.Tensor]], shapes: Mapping[Place, 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the replicas of a stage share it.
+    """How the replicas of a stage share it."""
 
-    Args:
-        owned: replica -> the elements it owns of the trained parameters, devices ascending.
-        frozen: the same of the frozen ones.
-        gathers: weights are in shards.
-        scatters: gradients and optimizer state are in shards.
-        copies: nothing is in shards; every replica keeps the stage and steps it by itself.
-        loaded, stored: shards of weights come from the host, shards of gradients go there.
-    """
-
-    owned: Mapping[int, Pieces]
-    frozen: Mapping[int, Pieces]
+    owned: Mapping[int, Pieces]  # replica -> the elements it owns of the trained parameters, devices ascending
+    frozen: Mapping[int, Pieces]  # the same of the frozen ones
     shapes: Mapping[Place, torch.Size]
-    gathers: bool
-    scatters: bool
-    copies: bool
-    loaded: bool
-    stored: bool
+    gathers: bool  # weights are in shards
+    scatters: bool  # gradients and optimizer state are in shards
+    copies: bool  # nothing is in shards; every replica keeps the stage and steps it by itself
+    loaded: bool  # shards of weights come from the host
+    stored: bool  # shards of gradients go there
 
     def kept_elements(self, module: int, device: int) -> tuple[int, int]:
         """Elements of a module's weights and of its gradient that stay on a device."""
@@ -174,25 +165,19 @@ Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Part:
-    """The masters that one owner steps, with their optimizer.
+    """The masters that one owner steps, with their optimizer."""
 
-    Args:
-        owner: the device it is a part of; None where masters are stepped whole.
-        masters: by place; flat views of the whole ones where there are pieces.
-        pieces: which elements they are; None where they are whole.
-    """
-
-    owner: int | None
-    masters: Tensors
+    owner: int | None  # the device it is a part of; None where masters are stepped whole
+    masters: Tensors  # by place; flat views of the whole ones where there are pieces
     optimizer: torch.optim.Optimizer
-    pieces: Pieces | None = None
+    pieces: Pieces | None = None  # which elements they are; None where they are whole
 
     @property
     def place(self) -> torch.device:
         """The device of its masters."""
         return next(iter(self.masters.values())).device
 
-    def own(self, tensors: Mapping[Place, torch.Tensor]) -> Mapping[Place, torch.Tensor]:
+    def own(self, tensors: Tensors) -> Tensors:
         """The part's pieces of some whole tensors, or all of them."""
         return tensors if self.pieces is None else take(tensors, self.pieces)
 
@@ -202,9 +187,8 @@ def make_parts(
 ) -> list[Part]:
     """The parts of some of a stage's masters, one for each replica that steps some.
 
-    Args:
-        recut: cut these masters by themselves: parameters whose gradients come from several stages.
-        place_of: where owners keep what they step; None: all have views of one memory.
+    With `recut` these masters are cut by themselves: parameters whose gradients come from several stages. Owners keep
+    what they step at `place_of`; None: all have views of one memory.
     """
     if sharing is None or not (sharing.scatters or sharing.copies):
         return [Part(None, masters, make(list(masters.values())))]

@@ -15,7 +15,7 @@ from torch import nn
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import empty_like, fill
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
 
 Named = dict[str, torch.Tensor]
@@ -40,21 +40,15 @@ class WeightSource(Protocol):
 
 
 class Weights:
-    """The working weights of a model, as a `WeightSource`.
-
-    Args:
-        workload: whose modules give version 0; they are copied, not touched.
-        reads: (module, version) -> how often the schedule will read it.
-        start: version -> trainable weights to begin with, 0 and older ones; None: the modules' own.
-        place_of: where modules are at home; None: where their tensors are.
-    """
+    """The working weights of a model, as a `WeightSource`."""
 
     def __init__(
         self,
-        workload: Workload,
-        reads: Mapping[tuple[int, int], int],
+        workload: Workload,  # whose modules give version 0; they are copied, not touched
+        reads: Mapping[tuple[int, int], int],  # (module, version) -> how often the schedule will read it
+        # version -> trainable weights to begin with, 0 and older ones; None: the modules' own
         start: Mapping[int, Tensors] | None = None,
-        place_of: PlaceOf | None = None,
+        place_of: PlaceOf | None = None,  # where modules are at home; None: where their tensors are
     ) -> None:
         self._place_of = place_of
         self._reads = Counter(reads)
@@ -127,7 +121,7 @@ class Weights:
         for name, tensor in fresh.items():
             fill(tensor, masters(None)[module, name])
 
-    def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
+    def lend(self, module: int, number: int, values: Tensors) -> None:
         """Add a module's tensors with other values, in its own types, as version `number`, below 0."""
         own = self.leaves(module, self._newest[module])
         if own:

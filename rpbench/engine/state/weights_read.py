@@ -22,13 +22,13 @@ from rpbench.ir.policy import STEPS_BEHIND
 class Reads:
     """The weight version that each action reads: by the step of its microbatch, or by replay of the order.
 
-    Without STEP actions there is version 0 alone. A resumed run begins with version 0 and the `num_stale` versions
-    before it: -1, -2, ...
+    Without STEP actions there is version 0 alone. A resumed run begins with version 0 and those of the `num_stale`
+    versions before it that are read: -1, -2, ...
     """
 
     def __init__(self, analysis: Analysis, num_stale: int = 0) -> None:
-        self._analysis, self.schedule, self.num_stale = analysis, analysis.schedule, num_stale
-        self.has_steps = analysis.has_steps
+        self._analysis, self.schedule, self.has_steps = analysis, analysis.schedule, analysis.has_steps
+        self.num_stale = min(num_stale, STEPS_BEHIND.get(self.schedule.policy, 0))
 
     def version(self, action: Action, number: int) -> int:
         """The version that a compute action reads; the number is its place in the schedule."""
@@ -103,7 +103,7 @@ class Adjustments:
         if horizon:
             self._lend(stage, number, self._ahead(stage, version, horizon))
             return number
-        drift, moves = self._delays.drift(stage, microbatch), self._moves[stage]
+        drift, moves = self._delays.drift[stage, microbatch], self._moves[stage]
         if self._settings.correction_decay is None or not drift:
             return version
         masters = self._masters(stage)

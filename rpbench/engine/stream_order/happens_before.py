@@ -18,41 +18,19 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from rpbench.engine.stream_order.trace import (
-    Awaited,
-    Born,
-    Entry,
-    Freed,
-    Kept,
-    Misplaced,
-    Pinned,
-    Recorded,
-    Signalled,
-    Storage,
-    Synchronised,
-    SynchronisedEvent,
-    Timed,
-    Timeline,
-    Trace,
-    Waits,
-    WaitsForStream,
-    Work,
-)
+from rpbench.engine.stream_order import trace as issued
+from rpbench.engine.stream_order.trace import Entry, Storage, Timeline, Trace
 
 Clock = list[int]
 
 
 class Finding(NamedTuple):
-    """A possible error on a device.
+    """A possible error on a device."""
 
-    Args:
-        kind: RAW, WAR, WAW, REUSE (memory reused while in use), EVENT (waited for, or timed, too early), BLOCKS (a
-            non-blocking copy blocks), DEVICE (memory that the device cannot reach).
-        what: in words, with the actions.
-    """
-
+    # RAW, WAR, WAW, REUSE (memory reused while in use), EVENT (waited for, or timed, too early), BLOCKS (a non-blocking
+    # copy blocks), DEVICE (memory that the device cannot reach)
     kind: str
-    what: str
+    what: str  # in words, with the actions
 
 
 class _Use(NamedTuple):
@@ -79,47 +57,50 @@ class HappensBefore:
 
     def take(self, entry: Entry) -> None:
         match entry:
-            case Work():
+            case issued.Work():
                 self._work(entry)
-            case Recorded(thread=thread, stream=stream, event=event):
+            case issued.Recorded(thread=thread, stream=stream, event=event):
                 self._join(self.clocks[stream], self.clocks[thread])
                 self._tick(stream)
                 self._events[event] = list(self.clocks[stream]), thread, self._tick(thread)
-            case Waits(thread=thread, stream=stream) | WaitsForStream(thread=thread, stream=stream):
+            case issued.Waits(thread=thread, stream=stream) | issued.WaitsForStream(thread=thread, stream=stream):
                 self._join(self.clocks[stream], self.clocks[thread])
                 self._join(self.clocks[stream], self.carried_by(entry))
-            case Synchronised(thread=thread) | SynchronisedEvent(thread=thread):
+            case issued.Synchronised(thread=thread) | issued.SynchronisedEvent(thread=thread):
                 self._join(self.clocks[thread], self.carried_by(entry))
-            case Signalled(thread=thread, token=token):
+            case issued.Signalled(thread=thread, token=token):
                 self._tick(thread)
                 self._tokens[token] = list(self.clocks[thread])
-            case Awaited(thread=thread, token=token):
+            case issued.Awaited(thread=thread, token=token):
                 self._join(self.clocks[thread], self._tokens.get(token, []))
-            case Timed(thread=thread, events=events):
+            case issued.Timed(thread=thread, events=events):
                 for event in events:
-                    self._time(entry, event)
-            case Born(thread=thread, stream=stream, storage=storage):
+                    clock = self._event(entry, event)
+                    if any(tick > known for tick, known in zip(clock, self.clocks[thread], strict=False)):
+                        what = "asks for the time of an event that may not have happened"
+                        self._note("EVENT", f"{self.trace.describe(entry)} {what}")
+            case issued.Born(thread=thread, stream=stream, storage=storage):
                 self._join(self.clocks[stream], self.clocks[thread])
                 self._owner[storage] = stream
                 self._reuse(entry, stream)
-            case Freed(thread=thread, storage=storage):
+            case issued.Freed(thread=thread, storage=storage):
                 self._free(thread, storage)
-            case Kept(storage=storage, stream=stream):
+            case issued.Kept(storage=storage, stream=stream):
                 self._kept[storage].add(stream)
-            case Pinned(storage=storage):
+            case issued.Pinned(storage=storage):
                 self._pinned.add(storage)
-            case Misplaced(what=what):
+            case issued.Misplaced(what=what):
                 self._note("DEVICE", f"{what} ({entry.action}, {entry.place})")
 
     def carried_by(self, entry: Entry) -> Clock:
         """The clock that a waiting entry adds to that of its stream or thread."""
         clock = [0] * len(self.clocks)
         match entry:
-            case Waits(event=event) | SynchronisedEvent(event=event):
+            case issued.Waits(event=event) | issued.SynchronisedEvent(event=event):
                 self._join(clock, self._event(entry, event))
-            case WaitsForStream(other=other):
+            case issued.WaitsForStream(other=other):
                 self._join(clock, self.clocks[other])
-            case Synchronised(streams=streams):
+            case issued.Synchronised(streams=streams):
                 for stream in streams:
                     self._join(clock, self.clocks[stream])
         return clock
@@ -130,7 +111,7 @@ class HappensBefore:
                 where = f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
                 self._find("REUSE", f"{where} may be given memory", use, "may still use")
 
-    def _work(self, entry: Work) -> None:
+    def _work(self, entry: issued.Work) -> None:
         who = entry.who
         if entry.stream is not None:
             self._join(self.clocks[who], self.clocks[entry.thread])
@@ -171,13 +152,6 @@ class HappensBefore:
             who = self.trace.names[thread]
             self._note("EVENT", f"{self.trace.describe(entry)} is for an event that {who} may not have recorded")
         return clock
-
-    def _time(self, entry: Entry, event: int) -> None:
-        clock = self._event(entry, event)
-        if any(tick > known for tick, known in zip(clock, self.clocks[entry.thread], strict=False)):
-            self._note(
-                "EVENT", f"{self.trace.describe(entry)} asks for the time of an event that may not have happened"
-            )
 
     def _tick(self, timeline: Timeline) -> int:
         self.clocks[timeline][timeline] += 1

@@ -309,7 +309,6 @@ class Machine(Notes):
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
-        self.close()
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:

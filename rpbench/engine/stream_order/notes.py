@@ -18,39 +18,20 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 from rpbench.engine.host_order import HostOrder, Turns
-from rpbench.engine.stream_order.trace import (
-    Awaited,
-    Born,
-    Call,
-    Entry,
-    Freed,
-    Pinned,
-    Signalled,
-    Storage,
-    Synchronised,
-    SynchronisedEvent,
-    Timeline,
-    Trace,
-    Work,
-)
+from rpbench.engine.stream_order import trace as issued
+from rpbench.engine.stream_order.trace import Call, Entry, Storage, Timeline, Trace
 from rpbench.models.constants import constants
 
 
 @dataclass
 class Home:
-    """The place of a storage.
-
-    Args:
-        device: index of a device; None: the host.
-        pinned: whether devices can read it by themselves.
-        number, machine: its number in the trace of a machine, and that machine's identity.
-    """
+    """The place of a storage."""
 
     num_bytes: int
-    device: int | None = None
-    pinned: bool = False
-    number: int = -1
-    machine: int = 0
+    device: int | None = None  # index of a device; None: the host
+    pinned: bool = False  # whether devices can read it by themselves
+    number: int = -1  # in the trace of a machine
+    machine: int = 0  # that machine's identity
 
 
 _homes: dict[int, Home] = {}  # address of a storage's object -> where it is; constants outlive the machine they are of
@@ -84,54 +65,31 @@ _identities = itertools.count(1)
 
 
 class _Local(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        action: that it runs, in words.
-        device, streams: its current device, and its current stream on each.
-        makes_on: the device that factories make tensors on; None: the host.
-        within: the arguments of the call of torch that it is in.
-    """
+    """The state of a thread."""
 
     def __init__(self) -> None:
-        self.action = "outside of actions"
-        self.device = 0
-        self.streams: dict[int, torch.Stream] = {}
-        self.makes_on: int | None = None
-        self.within: tuple[Any, ...] = ()
+        self.action = "outside of actions"  # that it runs, in words
+        self.device = 0  # its current one
+        self.streams: dict[int, torch.Stream] = {}  # its current one on each device
+        self.makes_on: int | None = None  # the device that factories make tensors on; None: the host
+        self.within: tuple[Any, ...] = ()  # the arguments of the call of torch that it is in
 
 
 KIND = "privateuseone"  # torch's name for an unknown kind of device, for which the code has no special case
 
 
 class Notes(HostOrder):
-    """The trace and memory of a simulated machine.
-
-    Args:
-        keep_calls: keep every operation for a replay in another order; nothing is freed then.
-        memory_bytes: memory of a device; None: no limit.
-        lost: device -> entries until it is lost; later ones raise torch's error.
-        seed: of the order in which the lanes of a run take turns.
-
-    Attributes:
-        calls: identity of an entry -> its operation, with `keep_calls`.
-        begun_with: storage -> its bytes before the first operation, with `keep_calls`.
-        storages: every storage as bytes, with `keep_calls`.
-        held, peak: device -> bytes of its memory, now and at most.
-
-    Raises:
-        ValueError: for fewer than one device, or a kind that this machine really has.
-    """
+    """The trace and memory of a simulated machine; ValueError for no device, or a kind that this machine really has."""
 
     def __init__(
         self,
         num_devices: int,
         kind: str = KIND,
         *,
-        keep_calls: bool = False,
-        memory_bytes: int | None = None,
-        lost: Mapping[int, int] | None = None,
-        seed: int = 0,
+        keep_calls: bool = False,  # keep every operation for a replay in another order; nothing is freed then
+        memory_bytes: int | None = None,  # memory of a device; None: no limit
+        lost: Mapping[int, int] | None = None,  # device -> entries until it is lost; later ones raise torch's error
+        seed: int = 0,  # of the order in which the lanes of a run take turns
     ) -> None:
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: a machine has at least one")
@@ -143,10 +101,11 @@ class Notes(HostOrder):
         self.num_devices, self.kind, self.trace = num_devices, kind, Trace()
         self.identity, self.keeps_calls = next(_identities), keep_calls
         self.lock, self.local = threading.RLock(), _Local()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Call] = {}  # identity of an entry -> its operation, with `keep_calls`
+        # storage -> its bytes before the first operation, with `keep_calls`
         self.begun_with: dict[Storage, torch.Tensor] = {}
-        self.storages: dict[Storage, torch.Tensor] = {}
-        self.held, self.peak = Counter[int](), Counter[int]()
+        self.storages: dict[Storage, torch.Tensor] = {}  # every storage as bytes, with `keep_calls`
+        self.held, self.peak = Counter[int](), Counter[int]()  # device -> bytes of its memory, now and at most
         self.defaults: dict[int, torch.Stream] = {}
         self._num_storages = 0
         self._events = itertools.count(1)
@@ -154,7 +113,7 @@ class Notes(HostOrder):
         self._unnamed: set[Timeline] = set()  # streams that no action of a lane has used
         self._made_by: dict[Storage, Timeline] = {}  # storage of a device -> the thread that made it
         self._constants: set[Storage] = set()  # whose making has been waited for
-        self._is_open, self._counts = True, False  # an allocator counts when it has handed something out
+        self._counts = False  # an allocator counts when it has handed something out
 
     # --- entries and storages ---
 
@@ -164,11 +123,11 @@ class Notes(HostOrder):
             entry = kind(self.thread(), self.local.action, _place(), *fields)
             self._check_there(entry)
             self.trace.entries.append(entry)
-            if isinstance(entry, Work) and entry.stream in self._unnamed and " of device" in entry.action:
+            if isinstance(entry, issued.Work) and entry.stream in self._unnamed and " of device" in entry.action:
                 self._unnamed.remove(entry.stream)
                 lane = entry.action.partition(" of ")[2]
                 self.trace.names[entry.stream] = f"{lane} (accelerator {self.trace.devices[entry.stream]})"
-            if isinstance(entry, Synchronised | SynchronisedEvent):
+            if isinstance(entry, issued.Synchronised | issued.SynchronisedEvent):
                 self._publish_constants()
             return entry
 
@@ -201,9 +160,9 @@ class Notes(HostOrder):
                 home.machine, home.number = self.identity, self._num_storages
                 self._num_storages += 1
                 if home.pinned:
-                    self.note(Pinned, home.number)
+                    self.note(issued.Pinned, home.number)
             if home.number in self._constants:
-                self.note(Awaited, ("constant", home.number))
+                self.note(issued.Awaited, ("constant", home.number))
             return home
 
     def is_born(self, home: Home, device: int, stream: Timeline) -> None:
@@ -216,7 +175,7 @@ class Notes(HostOrder):
         self._counts, home.device = True, device
         self._made_by[home.number] = self.thread()
         if home.num_bytes:
-            self.note(Born, stream, home.number)
+            self.note(issued.Born, stream, home.number)
             self.held[device] += home.num_bytes
             self.peak[device] = max(self.peak[device], self.held[device])
 
@@ -234,15 +193,12 @@ class Notes(HostOrder):
                 self.storages[number] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         return self.storages[number]
 
-    def close(self) -> None:
-        self._is_open = False
-
     def _freed(self, home: Home) -> None:
         notes = next((found for found in noting if found.identity == home.machine), None)
-        if notes is None or not notes._is_open:
+        if notes is None:
             return
         with notes.lock:
-            notes.note(Freed, home.number)
+            notes.note(issued.Freed, home.number)
             if home.device is not None:
                 notes.held[home.device] -= home.num_bytes
 
@@ -253,7 +209,7 @@ class Notes(HostOrder):
             if home is not None and home.machine == self.identity and self._made_by.get(home.number) == self.thread():
                 del self._made_by[home.number]
                 self._constants.add(home.number)
-                self.note(Signalled, ("constant", home.number))
+                self.note(issued.Signalled, ("constant", home.number))
 
     # --- `rpbench.engine.host_order.HostOrder` ---
 
@@ -261,10 +217,10 @@ class Notes(HostOrder):
         self.local.action = what
 
     def signal(self, token: Hashable) -> None:
-        self.note(Signalled, token)
+        self.note(issued.Signalled, token)
 
     def wait(self, token: Hashable) -> None:
-        self.note(Awaited, token)
+        self.note(issued.Awaited, token)
 
     def turns(self, lanes: Sequence[int]) -> Turns:
         return Turns(lanes, self._seed)
@@ -330,7 +286,7 @@ class Notes(HostOrder):
     def synchronize(self, device: Any = None) -> None:
         index = self.chosen(device)
         streams = tuple(stream for stream, found in self.trace.devices.items() if found == index)
-        self.note(Synchronised, streams)
+        self.note(issued.Synchronised, streams)
 
     def new_stream(self, index: int, name: str | None = None) -> Timeline:
         """The timeline of a new stream of a device; without a name it takes that of the first lane that uses it."""

@@ -15,19 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rpbench.engine.host_order import pause
+from rpbench.engine.stream_order import trace as issued
 from rpbench.engine.stream_order.notes import Home, Notes, noting
-from rpbench.engine.stream_order.trace import (
-    Call,
-    Misplaced,
-    Recorded,
-    Synchronised,
-    SynchronisedEvent,
-    Timed,
-    Timeline,
-    Waits,
-    WaitsForStream,
-    Work,
-)
+from rpbench.engine.stream_order.trace import Call, Timeline
 
 
 def now() -> Notes:
@@ -58,10 +48,10 @@ class MachineStream(torch.Stream):
         return torch.device(now().kind, self.device_index)
 
     def wait_event(self, event: "MachineEvent") -> None:  # type: ignore[override]  # the machine's own
-        now().note(Waits, self.timeline, event.number)
+        now().note(issued.Waits, self.timeline, event.number)
 
     def wait_stream(self, stream: "MachineStream") -> None:  # type: ignore[override]  # likewise
-        now().note(WaitsForStream, self.timeline, stream.timeline)
+        now().note(issued.WaitsForStream, self.timeline, stream.timeline)
 
     def record_event(self, event: "MachineEvent | None" = None) -> "MachineEvent":  # type: ignore[override]
         event = MachineEvent() if event is None else event
@@ -69,7 +59,7 @@ class MachineStream(torch.Stream):
         return event
 
     def synchronize(self) -> None:
-        now().note(Synchronised, (self.timeline,))
+        now().note(issued.Synchronised, (self.timeline,))
 
     def query(self) -> bool:
         return False
@@ -106,19 +96,19 @@ class MachineEvent:
 
     def record(self, stream: MachineStream | None = None) -> None:
         self._at_s = time.perf_counter()
-        now().note(Recorded, (stream or current_stream(now())).timeline, self.number)
+        now().note(issued.Recorded, (stream or current_stream(now())).timeline, self.number)
 
     def wait(self, stream: MachineStream | None = None) -> None:
         (stream or current_stream(now())).wait_event(self)
 
     def synchronize(self) -> None:
-        now().note(SynchronisedEvent, self.number)
+        now().note(issued.SynchronisedEvent, self.number)
 
     def query(self) -> bool:
         return False
 
     def elapsed_time(self, end: "MachineEvent") -> float:
-        now().note(Timed, (self.number, end.number))
+        now().note(issued.Timed, (self.number, end.number))
         return 1e3 * (end._at_s - self._at_s)
 
 
@@ -257,7 +247,7 @@ class _Call:
         self._writes |= fresh
         self._work(stream)
         if stream is not None and self.name in _READ_BACK:
-            machine.note(Synchronised, (stream,))
+            machine.note(issued.Synchronised, (stream,))
 
     def note_copy(self, non_blocking: bool) -> None:
         machine = self._machine
@@ -267,9 +257,9 @@ class _Call:
             self._work(None)
         elif len(devices) == 2:
             there, here = (current_stream(machine, home.device).timeline for home in (target, source))
-            machine.note(WaitsForStream, here, there)
+            machine.note(issued.WaitsForStream, here, there)
             self._work(here)
-            machine.note(WaitsForStream, there, here)
+            machine.note(issued.WaitsForStream, there, here)
         else:
             (device,) = devices
             assert device is not None
@@ -277,11 +267,11 @@ class _Call:
             hosts = frozenset(home.number for home in (target, source) if home.device is None)
             self._work(stream, hosts if non_blocking else frozenset())
             if hosts and not non_blocking:
-                machine.note(Synchronised, (stream,))
+                machine.note(issued.Synchronised, (stream,))
 
     def _work(self, stream: int | None, hosts: frozenset[int] = frozenset()) -> None:
         name = self.name.removeprefix("aten::")
-        entry = self._machine.note(Work, stream, name, frozenset(self._reads), frozenset(self._writes), hosts)
+        entry = self._machine.note(issued.Work, stream, name, frozenset(self._reads), frozenset(self._writes), hosts)
         if self._machine.keeps_calls:
             for tensor in self._outputs:
                 self._machine.keep_storage(tensor)
@@ -302,7 +292,7 @@ class _Call:
         return devices[0]
 
     def _misplaced(self, what: str) -> None:
-        self._machine.note(Misplaced, f"{self.name.removeprefix('aten::')} of {what}")
+        self._machine.note(issued.Misplaced, f"{self.name.removeprefix('aten::')} of {what}")
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

@@ -23,8 +23,8 @@ from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates.compensation import Compensation, check_compensation
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_momentum, check_untied
 from rpbench.engine.transfers import PacedCopies

@@ -7,9 +7,9 @@ import torch
 
 from rpbench.config.choices import BackendConfig, ConfigError, OptimizerConfig
 from rpbench.config.request import Request
+from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype
-from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.models.data import TEXTS
 from rpbench.workload.architecture import Architecture
 

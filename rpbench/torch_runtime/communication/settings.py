@@ -56,7 +56,7 @@ def _row(order: "_Order", rank: int, row: Iterable[Token], most: int) -> Iterato
                         "schedule"
                     )
                 del pending[oldest]
-                order.wait(oldest, (rank, number))
+                order.waited[oldest] = rank, number
                 yield oldest._replace(kind=f"WAIT_{oldest.kind}")
             pending[token] = None
         yield token
@@ -72,12 +72,12 @@ class _Order:
         self._length = [len(row) for row in kept]
         self._received = {token: place[table.other_end(token)] for token in place if token.kind in SENDS}
         self._behind_send = {place[send]: receive for send, receive in self._received.items()}
-        self._waited: dict[Token, Place] = {}  # send -> what comes after its wait
+        self.waited: dict[Token, Place] = {}  # send -> what comes after its wait
         for rank, row in enumerate(table.rows):
             number = 0
             for token in row:
                 if token.kind in WAITS:
-                    self._waited[token._replace(kind=WAITS[token.kind])] = (rank, number)
+                    self.waited[token._replace(kind=WAITS[token.kind])] = (rank, number)
                 else:
                     number += 1
 
@@ -87,13 +87,10 @@ class _Order:
         sure = (send for send in safe if self._leads(self._received[send], place, without=send))
         return next(sure, safe[0] if safe else None)
 
-    def wait(self, send: Token, place: Place) -> None:
-        self._waited[send] = place
-
     def _leads(self, start: Place, goal: Place, *, without: Token) -> bool:
         """Whether one action comes before another or is it, with the wait for one send left out."""
         after: dict[Place, list[Place]] = {}
-        for send, place in self._waited.items():
+        for send, place in self.waited.items():
             if send != without:
                 after.setdefault(self._received[send], []).append(place)
         seen, pending = {start}, [start]
@@ -290,15 +287,12 @@ def _do(table: Table, rank: int, token: Token, found: list[list[Token]], done: l
 
 def _send_of(table: Table, part: Token) -> Token | None:
     """The send of a computation's output; None where it stays on the rank or has no taker."""
-    if part.kind == "F":
-        target, kind = table.behind(part.stage), "SEND_F"
-    elif part.kind in BACKWARD:
-        target, kind = table.before(part.stage), "SEND_B"
-    else:
+    if part.kind not in ("F", *BACKWARD):
         return None
+    target = table.behind(part.stage) if part.kind == "F" else table.before(part.stage)
     if target is None or table.rank_of[target] == table.rank_of[part.stage]:
         return None
-    return part._replace(kind=kind)
+    return part._replace(kind="SEND_F" if part.kind == "F" else "SEND_B")
 
 
 def _with_late_receives(table: Table, rank: int, row: Sequence[Token]) -> list[Token]:

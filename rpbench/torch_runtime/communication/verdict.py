@@ -1,7 +1,6 @@
 """Verdict: whether the messages of a table all arrive, with the smallest cycle of ranks that wait for each other.
 
 alive       every rank comes to its end, every receive gets the tensor it is named for
-unmatched   every rank comes to its end, and a message has one end only, which the next step will meet
 mixed       every rank comes to its end, and a receive gets another tensor, without an error
 broken      a rank comes to an action at which torch's runtime raises
 dead        a rank waits for good

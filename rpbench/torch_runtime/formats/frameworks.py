@@ -13,7 +13,7 @@ no option for a list of boundaries: a subclass sets `parts`; accelerate 1.15, `C
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
@@ -367,7 +367,13 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
         zero["offload_param"] = {"device": "cpu"}
     if "speculate" in options:
         zero["offload_optimizer"] |= {"super_offload": True}
-        notes += _other_superoffload(options)
+        if options.get("device_stages"):
+            where = f"the devices step the first {options['device_stages']} stages"
+            notes.append(f"{where}; DeepSpeed takes a share of the parameters, offload_optimizer's ratio")
+        if not options.get("gather_each_visit", True):
+            notes.append(
+                "weights are gathered once a step; DeepSpeed gathers them for every visit, which is slower and fits"
+            )
     if options.get("share", 1.0) != 1.0:
         notes.append(f"the host steps {options['share']} of the parameters; DeepSpeed has that at ZeRO-3 alone (ratio)")
     if "topk" in options:
@@ -393,15 +399,6 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
         found["tensor_parallel"] = {"autotp_size": plan.tensor}
     own = {"seq_len": plan.seq_len, "recompute": plan.recompute, "data": plan.data, "notes": notes}
     return found | {"rpbench": own}
-
-
-def _other_superoffload(options: Mapping[str, Any]) -> Iterator[str]:
-    """What DeepSpeed's SuperOffload does in another way than a plan with these options."""
-    if options.get("device_stages"):
-        where = f"the devices step the first {options['device_stages']} stages"
-        yield f"{where}; DeepSpeed takes a share of the parameters, offload_optimizer's ratio"
-    if not options.get("gather_each_visit", True):
-        yield "weights are gathered once a step; DeepSpeed gathers them for every visit, which is slower and fits"
 
 
 def accelerate_yaml(plan: PlanNumbers) -> str:

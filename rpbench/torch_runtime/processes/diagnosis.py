@@ -108,19 +108,15 @@ MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "m
 
 
 class RunFailed(RuntimeError):
-    """A rank died, raised, hung or ran out of memory, and the run with it.
-
-    Attributes:
-        rank: the process at fault, among all processes.
-        action: token of its current action, in our numbering; "" between actions.
-        words: its traceback, or the end of its stderr.
-    """
+    """A rank died, raised, hung or ran out of memory, and the run with it."""
 
     def __init__(
         self, message: str, rank: int = -1, cause: Cause = "raised", action: str = "", words: str = ""
     ) -> None:
         super().__init__(message)
-        self.rank, self.cause, self.action, self.words = rank, cause, action, words
+        self.rank, self.cause = rank, cause  # the process at fault, among all processes, and why
+        self.action = action  # token of its current action, in our numbering; "" between actions
+        self.words = words  # its traceback, or the end of its stderr
 
 
 @dataclass(frozen=True)
@@ -234,14 +230,8 @@ def _marks(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[list[int],
         row = lowered.row(rank)
         standing = evidence.standings[rank * inner]
         if 0 <= standing.position < len(row):
-            number = first + standing.position
-            numbers.append(number)
-            notes[number] = _word(row[standing.position], standing)
+            waits = standing.phase is Phase.WAITING and row[standing.position].kind not in SEND | RECV
+            numbers.append(first + standing.position)
+            notes[numbers[-1]] = "waits" if waits else standing.phase.name.lower()
         first += len(row)
     return numbers, notes
-
-
-def _word(action: Action, standing: Standing) -> str:
-    if standing.phase is Phase.WAITING and action.kind not in SEND | RECV:
-        return "waits"
-    return standing.phase.name.lower()

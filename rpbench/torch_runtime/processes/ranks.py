@@ -36,9 +36,8 @@ Answer = dict[str, Any]
 class Ranks:
     """Processes that run requests together, with their `pids`. Use it in a `with` block, or close it.
 
-    Args:
-        stall_s: how long a rank may stand still while another waits; longer than any one action takes.
-        program: the program of each process for `rpbench.side_processes.start`, to which its board's path is added.
+    A rank may stand still for `stall_s` while another waits: longer than any one action takes. Each process runs
+    `program` (`rpbench.side_processes.start`), to which its board's path is added.
     """
 
     def __init__(self, num_ranks: int, stall_s: float = STALL_S, program: Sequence[str] = WORKER) -> None:
@@ -105,13 +104,10 @@ class Ranks:
             raise ValueError(
                 f"{len(self._processes)} processes for a request of {request.num_ranks} ranks: start as many as it has"
             )
-        return self.ask_each([request] * len(self._processes))
-
-    def ask_each(self, requests: Sequence[AnyRequest]) -> Answer:
-        """Rank 0's answer to one request for each rank; the ranks refuse them unless all are equal."""
-        return self._answers(requests)[0]
+        return self._answers([request] * len(self._processes))[0]
 
     def _answers(self, requests: Sequence[AnyRequest | Case]) -> list[Answer]:
+        """The answers to one request for each rank; the ranks refuse them unless all are equal."""
         try:
             self._tell(list(map(to_line, requests)))
             answers = self._listen(requests[0])

@@ -15,8 +15,7 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import CALIBRATED
-from rpbench.engine.measure.calibration import Sizes, calibrate_cores
-from rpbench.engine.measure.probes import Probe
+from rpbench.engine.measure.calibration import Probe, Sizes, calibrate_cores
 from rpbench.records import record
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel import run as duel_run

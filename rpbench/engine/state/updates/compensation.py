@@ -40,20 +40,13 @@ Predictor = Literal["", "pipelined_backprop", "pipeoptim", "spectrain", "xpipe"]
 
 @dataclass(frozen=True)
 class Compensation:
-    """The compensation of late gradients; by default none.
+    """The compensation of late gradients; by default none."""
 
-    Args:
-        predictor: whose prediction forward (and SpecTrain's backward) reads.
-        rescheduling_steps: K of T1, the steps until every stage learns at the full rate; 0: no rescheduling.
-        correction_decay: D of T2, what is left of an old move after as many steps as a gradient is late; None: no
-            correction.
-        num_sync_steps: T3, steps at the start that are flushed and need no compensation.
-    """
-
-    predictor: Predictor = ""
-    rescheduling_steps: int = 0
+    predictor: Predictor = ""  # whose prediction forward (and SpecTrain's backward) reads
+    rescheduling_steps: int = 0  # K of T1, the steps until every stage learns at the full rate; 0: no rescheduling
+    # D of T2, what is left of an old move after as many steps as a gradient is late; None: no correction
     correction_decay: float | None = None
-    num_sync_steps: int = 0
+    num_sync_steps: int = 0  # T3, steps at the start that are flushed and need no compensation
     spike_compensation: bool = False
 
     def __post_init__(self) -> None:
@@ -76,23 +69,17 @@ class Compensation:
 
 
 class Delays:
-    """The delays of a schedule's gradients, in steps.
-
-    Attributes:
-        tau: by stage, the mean delay over the last step, as in every step of a full pipeline.
-    """
+    """The delays of a schedule's gradients, in steps."""
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, versions = analysis.schedule, analysis.versions
-        self._late, self._drift = versions.staleness_steps, versions.drift
+        self._late = versions.staleness_steps
+        self.drift = versions.drift  # (stage, microbatch) -> steps between its forward and its backward
         window = schedule.shape.batches[-1]
         stages = range(schedule.shape.num_backward_stages)
+        # by stage, the mean delay over the last step, as in every step of a full pipeline
         self.tau = [sum(self._late[stage, mb] for mb in window) / len(window) for stage in stages]
         self._first = {mb: batch.start for batch in schedule.shape.batches for mb in batch}
-
-    def drift(self, stage: int, microbatch: int) -> int:
-        """Steps between a microbatch's forward and its backward."""
-        return self._drift[stage, microbatch]
 
     def horizons(self, predictor: Predictor, stage: int, microbatch: int) -> tuple[int, int]:
         """Steps to look ahead in forward and in backward.

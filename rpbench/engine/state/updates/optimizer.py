@@ -20,7 +20,7 @@ and in the second case steps again. So every bit is that of steps that wait.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,10 +30,10 @@ from rpbench.engine.peers import at, finish, here
 from rpbench.engine.program import StepGroups
 from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
+from rpbench.engine.state.loss_scale import LossScaler, LossScaling
 from rpbench.engine.state.ownership import Part, Sharing, join, make_parts, moments_of, resume
 from rpbench.engine.state.updates.compensation import SpikeCompensatedSGD
 from rpbench.engine.state.weights import PlaceOf
-from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Outcome, WholeGradient
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
@@ -48,8 +48,7 @@ def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_de
     """
     state, group = optimizer.state.get(weight, {}), optimizer.param_groups[0]
     if isinstance(optimizer, torch.optim.SGD):
-        found: torch.Tensor | None = state.get("direction", state.get("momentum_buffer"))
-        return found
+        return state.get("direction", state.get("momentum_buffer"))
     if not state:
         return None
     assert isinstance(optimizer, torch.optim.AdamW), "checked when the run is asked for"
@@ -100,19 +99,13 @@ class OptimizerSettings:
 
     AdamW: Loshchilov and Hutter, ICLR'19. RMSprop: Tieleman and Hinton, lecture 6.5, 2012. Adafactor: Shazeer and
     Stern, ICML'18; its steps need a whole matrix, of whose squares it keeps the means of rows and columns.
-
-    Args:
-        learning_rate: after the warm-up.
-        num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
-        clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
-        loss_scaling: for gradients in float16; None: losses are as they are.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-3  # after the warm-up
     weight_decay: float = 0.01
-    num_warmup_steps: int = 0
-    clip_norm: float | None = None
-    loss_scaling: LossScaling | None = None
+    num_warmup_steps: int = 0  # step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate
+    clip_norm: float | None = None  # gradients are scaled down to this Euclidean norm over all parameters; None: never
+    loss_scaling: LossScaling | None = None  # for gradients in float16; None: losses are as they are
     name: str = "adamw"
     momentum: float = 0.0
 
@@ -177,6 +170,14 @@ def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
 
 
+class Outcome(NamedTuple):
+    """The known outcome of a step: whether it `lasts` whatever other gradients are, and the factor on its gradients."""
+
+    lasts: bool
+    skipped: bool = False
+    clipping: torch.Tensor | None = None
+
+
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
 
 
@@ -191,24 +192,18 @@ class HostOptimizer:
         gradients: Gradients,
         settings: OptimizerSettings,
         pace: Pace = lambda stage, version: 1.0,
+        # has the scales of gradients; the step to a version has that of version `read_by(version)`
         scaler: LossScaler | None = None,
         read_by: Callable[[int], int] = lambda version: version - 1,
         moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
         sharing: Mapping[int, Sharing] | None = None,
+        # by stage, the steps that gradients are late, where steps compensate spikes
         spike_delays: Sequence[float] | None = None,
-        policy: Policy = Policy.FLUSH,
-        goes_ahead: Collection[tuple[int, int]] = (),
+        policy: Policy = Policy.FLUSH,  # says which steps are trials
+        goes_ahead: Collection[tuple[int, int]] = (),  # (stage, version) that are stepped before they are validated
+        # where owners keep their masters; the whole masters of shards then have no values
         place_of: PlaceOf | None = None,
     ) -> None:
-        """The optimizer of all stages.
-
-        Args:
-            scaler: has the scales of gradients; the step to a version has that of version `read_by(version)`.
-            spike_delays: by stage, the steps that gradients are late, where steps compensate spikes.
-            policy: says which steps are trials.
-            goes_ahead: (stage, version) that are stepped before they are validated.
-            place_of: where owners keep their masters; the whole masters of shards then have no values.
-        """
         self._masters, self._pace, self._place_of = masters, pace, place_of
         self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout
@@ -231,9 +226,13 @@ class HostOptimizer:
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
         self._sharing = set(self._tied_stages)  # stages whose steps share something
-        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order, self._plain)
-        if self._whole.is_asked:
+        self._looks = settings.clip_norm is not None or scaler is not None  # a step depends on all gradients
+        if self._looks:
             self._sharing.update(self._places)
+        self._looked_at = 0  # the version of the last step whose gradients are known
+        self._skipped: set[int] = set()
+        self._clipping: dict[int, torch.Tensor] = {}
+        self.gradient_norms: dict[int, torch.Tensor] = {}  # version -> norm before clipping; empty without clipping
         self._policy, self._goes_ahead = policy, goes_ahead
         self._kept: dict[int, KeptState] = {}  # by identity of the part: its state before a step that may not last
         self._to_publish: set[int] = set()  # stages that have not published a trial's shared parameters yet
@@ -245,9 +244,9 @@ class HostOptimizer:
         if stage in self._tied_stages or (stage in self._sharing and not goes_ahead):
             with self._lock:
                 if not goes_ahead:
-                    self._whole.look(version)
+                    self._look(version)
                 self._step_tied(version)
-        outcome = self._whole.outcome(version)
+        outcome = self._outcome(version)
         for part in self._parts.get(stage, ()):
             with at(part.place):
                 self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
@@ -257,14 +256,14 @@ class HostOptimizer:
     def validate(self, version: int) -> None:
         """Check all gradients of the step to `version`, and end the step of shared parameters."""
         with self._lock:
-            self._whole.look(version)
-            tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
+            self._look(version)
+            tied = {} if self._leaves_alone(version) else self._tied_gradients(version)
             for part in self._shared_parts:
                 self._settle(part, part.own(tied), version)
 
     def settle(self, stage: int, version: int) -> bool:
         """End a speculative step; True if it was wrong, so that its weights have changed."""
-        wrong = not self._whole.leaves_alone(version)
+        wrong = not self._leaves_alone(version)
         for part in self._parts.get(stage, ()):
             self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
         self._drop(stage, version)
@@ -302,11 +301,6 @@ class HostOptimizer:
     def seen(self) -> Tensors:
         """The masters of the weights that the newest version has."""
         return self.masters
-
-    @property
-    def gradient_norms(self) -> Mapping[int, torch.Tensor]:
-        """The norm of all gradients by version, before clipping; empty without it."""
-        return self._whole.norms
 
     def moments(self) -> Moments:
         """The optimizer's state of every master that has been updated."""
@@ -362,16 +356,14 @@ class HostOptimizer:
         if self._shared_version >= version:
             return
         self._shared_version = version
-        tied, outcome = self._tied_gradients(version), self._whole.outcome(version)
+        tied, outcome = self._tied_gradients(version), self._outcome(version)
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
             with at(part.place):
                 self._take(part, part.own(tied), version, outcome)
                 finish(part.place)
 
-    def _take(
-        self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, outcome: Outcome, pace: float = 1.0
-    ) -> None:
+    def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
         """Step a part; keep a copy of a trial or speculative step, to restore it."""
         if outcome.skipped:
             return
@@ -379,12 +371,12 @@ class HostOptimizer:
             self._kept[id(part)] = KeptState(part)
         self._apply(part, self._plain_of(gradients, part.masters, version, outcome), version, pace)
 
-    def _settle(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int) -> None:
+    def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
         kept = self._kept.pop(id(part), None)
-        if kept is None or self._whole.leaves_alone(version):
+        if kept is None or self._leaves_alone(version):
             return
         kept.give_back()
-        outcome = self._whole.outcome(version)
+        outcome = self._outcome(version)
         if not outcome.skipped:
             self._apply(part, self._plain_of(gradients, part.masters, version, outcome), version)
 
@@ -392,9 +384,39 @@ class HostOptimizer:
         for used in versions_averaged(self._policy, version):
             self._gradients.drop(stage, used)
 
-    def _all(self, version: int) -> Iterator[torch.Tensor]:
-        for stage in self._places:
-            yield from self._mean(stage, version).values()
+    def _look(self, version: int) -> None:
+        """Find the outcome of the step to a version, unless it is known. All of its gradients must be there."""
+        if self._looked_at >= version or not self._looks:
+            return
+        gradients = (gradient for stage in self._places for gradient in self._mean(stage, version).values())
+        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), gradients):
+            self._skipped = {version}
+        elif self._settings.clip_norm is not None:
+            norm = self.gradient_norms[version] = self._norm(version)
+            self._clipping = {version: (self._settings.clip_norm / (norm + 1e-6)).clamp(max=1.0)}
+        self._looked_at = version
+
+    def _norm(self, version: int) -> torch.Tensor:
+        """The norm of all gradients, on the host; each gradient's own norm is taken on its device."""
+        gradients, norms = self._in_model_order(version), dict[Place, torch.Tensor]()
+        for place in dict.fromkeys(gradient.device for gradient in gradients.values()):
+            own = [owner for owner, gradient in gradients.items() if gradient.device == place]
+            with at(place):
+                found = [torch.linalg.vector_norm(self._plain(owner, gradients[owner], version)) for owner in own]
+                norms |= zip(own, torch.stack(found).cpu(), strict=True)
+        return torch.linalg.vector_norm(torch.stack([norms[owner] for owner in gradients]))
+
+    def _outcome(self, version: int) -> Outcome:
+        if not self._looks:
+            return Outcome(lasts=True)
+        if self._looked_at < version:
+            return Outcome(lasts=False)
+        return Outcome(True, version in self._skipped, self._clipping.get(version))
+
+    def _leaves_alone(self, version: int) -> bool:
+        """Whether looking at the gradients changes nothing: the step is neither skipped nor clipped."""
+        _, skipped, clipping = self._outcome(version)
+        return not skipped and (clipping is None or bool(clipping >= 1))
 
     def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
         """A gradient in its master's type, without the scale of its loss."""
@@ -418,9 +440,7 @@ class HostOptimizer:
         sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
         return {owner: source[owner] for owner, source in sources.items() if owner in source}
 
-    def _plain_of(
-        self, gradients: Mapping[Place, torch.Tensor], places: Iterable[Place], version: int, outcome: Outcome
-    ) -> Tensors:
+    def _plain_of(self, gradients: Tensors, places: Iterable[Place], version: int, outcome: Outcome) -> Tensors:
         """The gradients of some places in their masters' types, without the scale of the loss, clipped."""
         found = {place: self._plain(place, gradients[place], version) for place in places if place in gradients}
         if outcome.clipping is None:

@@ -23,10 +23,9 @@ import torch
 
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.state.checkpoint import Moments
-from rpbench.engine.state.gradients import Place, Tensors, Window
+from rpbench.engine.state.gradients import Move, Place, Tensors, Window
 from rpbench.engine.state.ownership import Part, Pieces, take
-from rpbench.engine.state.updates.optimizer import HostOptimizer
-from rpbench.engine.state.whole_gradient import Outcome
+from rpbench.engine.state.updates.optimizer import HostOptimizer, Outcome
 from rpbench.ir.policy import LateRest, boundaries
 
 
@@ -49,35 +48,26 @@ def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction)
     return mask.expand(like.shape).contiguous()
 
 
-def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
+def none_of(tensors: Tensors) -> Tensors:
     return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
 
 
 class SplitWindow(Window):
-    """A gradient of which devices step the important elements and the host gets the rest.
-
-    Args:
-        made: the gradient on its devices.
-        owners: device -> the elements it owns; empty where one device has all.
-        device_of: microbatch -> the device that runs it.
-        chosen: makes the masks of the elements that devices step; called when the gradient is complete.
-        goes_home: whether the rest goes to the host.
-
-    Attributes:
-        rest: owner -> its elements on the host that are not chosen, flat; owner None has all.
-    """
+    """A gradient of which devices step the important elements and the host gets the rest."""
 
     def __init__(
         self,
-        made: Window,
-        owners: Mapping[int, Pieces],
-        device_of: Mapping[int, int],
+        made: Window,  # the gradient on its devices
+        owners: Mapping[int, Pieces],  # device -> the elements it owns; empty where one device has all
+        device_of: Mapping[int, int],  # microbatch -> the device that runs it
+        # makes the masks of the elements that devices step; called when the gradient is complete
         chosen: Callable[[], Tensors],
         *,
-        goes_home: bool,
+        goes_home: bool,  # whether the rest goes to the host
     ) -> None:
         self._made, self._owners, self._device_of, self._chosen = made, owners, device_of, chosen
         self._lock, self._waits_for = ReportedLock(), {"step"} | ({"store"} if goes_home else set())
+        # owner -> its elements on the host that are not chosen, flat; owner None has all
         self.rest: dict[int | None, Tensors] = {}
 
     @property
@@ -91,10 +81,10 @@ class SplitWindow(Window):
     def shard(self, device: int) -> Tensors:
         return self._made.shard(device)
 
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+    def add(self, microbatch: int, gradients: Tensors) -> None:
         self._made.add(microbatch, gradients)
 
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Copy a device's part of the rest to the host."""
         if not self.is_complete:
             raise RuntimeError("a gradient is stored before it is complete: what is chosen follows from all of it")
@@ -122,17 +112,13 @@ class SplitWindow(Window):
                 self._made.drop()
 
 
-WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
-
-
 class SelectiveOptimizer(HostOptimizer):
     """The optimizer of a schedule with a late rest; `given` and `options` are those of `HostOptimizer`."""
 
-    def __init__(self, *given: Any, rule: LateRest, num_steps: int, window_of: WindowOf, **options: Any) -> None:
+    def __init__(self, *given: Any, rule: LateRest, num_steps: int, **options: Any) -> None:
         super().__init__(*given, **options)
-        self._rule, self._window_of = rule, window_of
-        self._ends = boundaries(rule, num_steps)
-        self._end_of = {version: end for end in self._ends for version in end.window}
+        self._rule = rule
+        self._end_of = {version: end for end in boundaries(rule, num_steps) for version in end.window}
         self._seen = {place: master.clone() for place, master in self.masters.items()}
         self._masks: dict[int, Tensors] = {}  # stage -> what is important of it
         self._chosen_by: dict[int, int] = {}  # stage -> the version whose gradient has chosen that
@@ -181,8 +167,8 @@ class SelectiveOptimizer(HostOptimizer):
             self._keep_made(stage, version)
             return
         with self._lock:
-            self._whole.look(version)
-        outcome, masks = self._whole.outcome(version), self.chosen(stage, version)
+            self._look(version)
+        outcome, masks = self._outcome(version), self.chosen(stage, version)
         for part in self._parts.get(stage, ()) if not outcome.skipped else ():
             made = self._mean(stage, version, part.owner)
             state = self._on_devices.setdefault(id(part), {})
@@ -216,11 +202,12 @@ class SelectiveOptimizer(HostOptimizer):
         """Add the stored gradients of the steps up to `last` to the host's sums, in order."""
         for version in sorted(v for other, v in self._outcomes if other == stage and v <= last):
             end = self._end_of.get(version)
-            window = None if end is None else self._window_of(stage, version)
-            if window is not None and not window.is_stored:
+            window = self._gradients.window(stage, version)
+            assert isinstance(window, SplitWindow)
+            if end is not None and not window.is_stored:
                 return
             outcome = self._outcomes.pop((stage, version))
-            if end is None or window is None or outcome.skipped:
+            if end is None or outcome.skipped:
                 continue
             sums = self._sums.setdefault((stage, end.version), {})
             for owner, rest in window.rest.items():
@@ -237,7 +224,7 @@ class SelectiveOptimizer(HostOptimizer):
         }
         self._made[stage] = version, made
 
-    def bring(self, stage: int, version: int, device: int, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def bring(self, stage: int, version: int, device: int, copy: Move) -> None:
         """Copy the host's weights of a device's elements into what devices see of a version."""
         origin, found = self._made[stage]
         assert origin == self._end_of[version].brings  # or an edge of the program is missing
@@ -261,9 +248,7 @@ class SelectiveOptimizer(HostOptimizer):
         """The weights that devices see: important columns of the masters, the others as last sent."""
         return {place: self._seen[place] for place in self._workload.owner_of if place[0] in modules}
 
-    def _step_elements(
-        self, part: Part, gradients: Tensors, masks: Mapping[Place, torch.Tensor], state: Moments, version: int
-    ) -> None:
+    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
         """Step the elements of masks; `state`, their packed moments, changes in place."""
         masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
         if not masters:
