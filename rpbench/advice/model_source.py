@@ -59,7 +59,7 @@ def cached_name(path: Path) -> str | None:
 
 
 PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
-_NOT_TYPED = ("name", "published_name", "batch_sequences", *PARTS)
+_NOT_TYPED = ("name", "published_name", "batch_sequences", "fused", *PARTS)
 SIZES = (
     *(each.name for each in fields(Architecture) if each.name not in _NOT_TYPED),
     *(f"{part}.{each.name}" for part, kind in PARTS.items() for each in fields(kind)),

@@ -34,6 +34,7 @@ class Family:
     head_bias: str | bool = False  # the same of the output matrix; False: never
     # norms of queries and keys, for a head or for all together, and the field that switches them on
     query_key_norms: tuple[Literal["head", "all"], str | None] | None = None
+    fused: tuple[str, ...] = ()  # linear maps that are one, as an adapter sees them
     sinks: bool = False  # one number a head
     shared_gate: bool = False  # one map from hidden to a number, which weighs the shared experts
     positions: int | None = None  # learned positions beside those that sequences have; None: none are learned

@@ -421,6 +421,7 @@ def _with_the_rest(found: Architecture, values: Mapping[str, Any], family: Famil
     )
     return replace(
         found,
+        fused=family.fused,
         layer_vectors=FROM_THE_OTHERS if vectors == usual else vectors,
         end_vectors=FROM_THE_OTHERS if ends == found.hidden else ends,
     )
