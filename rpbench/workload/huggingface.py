@@ -22,6 +22,7 @@ LINEAR_KEYS = 256
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 _BOOLEANS = ("tie_word_embeddings", "use_sliding_window", "multi_query", "new_decoder_architecture", "parallel_attn")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
+PLAIN_FIRST = ("qwen2", "qwen2_vl_text", "qwen2_5_omni_text", "qwen3")  # the first layers see everything
 _LINEAR, _SLIDING, _CHUNKED, _FULL = (f"{kind}_attention" for kind in ("linear", "sliding", "chunked", "full"))
 _KINDS = {"attention": _FULL, "global": _FULL, "local": _SLIDING}  # the same in other words
 
@@ -168,6 +169,9 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
         values.setdefault(
             "layer_types", [(_LINEAR, _FULL)[each % period == period - 1] for each in range(_num_layers(values))]
         )
+    if values["model_type"] == "modernbert":
+        period = _known(values, "global_attn_every_n_layers") or 3
+        values.setdefault("layer_types", [(_SLIDING, _FULL)[each % period == 0] for each in range(_num_layers(values))])
     kinds = values.get("layer_types")
     if isinstance(kinds, list) and all(type(each) is int for each in kinds):  # of MiniMax: 0 is linear
         values["layer_types"] = [_FULL if each else _LINEAR for each in kinds] or None
@@ -218,9 +222,10 @@ def _of_llama4(values: Mapping[str, Any]) -> dict[str, Any]:
 def _size(values: Mapping[str, Any], *names: str) -> int:
     found = _known(values, *names)
     if not found:
-        kind = _short(values.get("model_type"))
-        way_out = f"model_type={kind} is no transformer, or spells it in a way of its own; add it in this spelling"
-        raise ValueError(f"config.json has no {names[0]}: {way_out}")
+        kind = values.get("model_type")
+        unknown = _of_type(kind) is known().unknown
+        cause = f"model_type={_short(kind)} is no transformer, or spells it otherwise; " if unknown else ""
+        raise ValueError(f"config.json has no {names[0]}: {cause}add it in this spelling")
     return found
 
 
@@ -327,7 +332,7 @@ def _dense_layers(values: Mapping[str, Any]) -> list[int]:
             return [each for each in layers if listed[each : each + 1] == [dense]]
     first, end = _known(values, "first_k_dense_replace", least=0), values.get("moe_layer_end_index")
     last = len(layers) if end in (None, -1) else _known(values, "moe_layer_end_index", least=0)
-    routed = {*layers[first : last + 1]}.difference(named if isinstance(named, list) else [])
+    routed = {each for each in layers[first : last + 1] if each not in (named if isinstance(named, list) else ())}
     offset = _known(values, "expert_layer_offset", least=0)
     for field, start in (("decoder_sparse_step", -1), ("moe_layer_freq", 0), ("expert_layer_period", offset)):
         every = _known(values, field, least=0) or 1
@@ -366,7 +371,7 @@ def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...
         return found if any(found) else ()
     if not window or use is False:
         return ()
-    if values.get("model_type") in ("qwen2", "qwen3") and use:
+    if values["model_type"] in PLAIN_FIRST and use:
         plain = min(num_layers, _known(values, "max_window_layers", least=0))
         return (None,) * plain + (window,) * (num_layers - plain)
     period = _known(values, "sliding_window_pattern", "_sliding_window_pattern") or family.window_period

@@ -184,6 +184,22 @@ def test_layers_see_what_their_type_lets_them_see(name, windows):
     assert [layer.window for layer in from_config(CONFIGS[name]).layers[:6]] == windows
 
 
+ALL_KINDS_GIVEN = ("dots1", "minimax", "qwen2_moe", "smollm3")
+
+
+@pytest.mark.parametrize("window", [{}, {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 3}])
+@pytest.mark.parametrize("kind", [kind for kind in known().families if kind not in ALL_KINDS_GIVEN])
+def test_kinds_of_layers_that_are_left_out_are_those_of_the_configuration_class(kind, window):
+    """All but those whose published files have no windows, or all of their layers' kinds."""
+    usual, transformers = small(kind), pytest.importorskip("transformers")
+    made = transformers.CONFIG_MAPPING[BY_OTHER_CLASSES.get(kind, kind)]
+    fields = {name: value for name, value in window.items() if name in made().to_dict()}
+    config = {**made(**usual, **fields).to_dict(), "model_type": kind}
+    given = config.pop("layer_types", None)
+    if given is not None:
+        assert from_config(config).layers == from_config({**config, "layer_types": given}).layers
+
+
 @pytest.mark.parametrize(
     "name, theta, eps",
     [("llama-3.1-8b", 5e5, 1e-5), ("qwen2.5-7b", 1e6, 1e-6), ("gpt-oss-20b", 1.5e5, 1e-5), ("gpt2", 1e4, 1e-5)],

@@ -152,3 +152,5 @@ def test_a_model_without_attention_is_refused_by_its_name():
     mamba = {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50280}
     with pytest.raises(ValueError, match="no num_attention_heads: model_type='mamba' is no transformer, or"):
         from_config(mamba)
+    with pytest.raises(ValueError, match=r"config\.json has no num_attention_heads: add it in this spelling"):
+        from_config({**mamba, "model_type": "gpt2"})
