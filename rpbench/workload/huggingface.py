@@ -24,6 +24,7 @@ _BOOLEANS = ("tie_word_embeddings", "use_sliding_window", "multi_query", "new_de
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
 PLAIN_FIRST = ("qwen2", "qwen2_vl_text", "qwen2_5_omni_text", "qwen3")  # the first layers see everything
 _LINEAR, _SLIDING, _CHUNKED, _FULL = (f"{kind}_attention" for kind in ("linear", "sliding", "chunked", "full"))
+_OTHER_HEADS = re.compile(r"For\w+Classification|ForQuestionAnswering|RewardModel")
 _KINDS = {"attention": _FULL, "global": _FULL, "local": _SLIDING}  # the same in other words
 
 
@@ -85,10 +86,14 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
         said.append("layers without experts are counted as the first ones, wherever they stand")
     if _known(values, "word_embed_proj_dim") not in (0, _size(values, "hidden_size")):
         said.append("word_embed_proj_dim: the embedding is counted as wide as hidden_size")
+    if (task := _OTHER_HEADS.search(str(given.get("architectures")))) and not _patches(values):
+        said.append(f"architectures has {task.group()}: counted with an output matrix over the vocabulary instead")
     outside = given.keys() - _text_part(given).keys() if _text_part(given) else set()
     for name, value in values.items():
         if name in known().assumed and value:
             said.append(f"{name}: {known().assumed[name]}")
+        elif name.startswith("mamba_") and {*kinds} == {_FULL}:
+            continue  # of kinds of layers that it has none of
         elif name in outside:  # of the other parts, such as what hears
             if isinstance(value, Mapping) and not known().read.fullmatch(name):
                 said.append(f"{name}: the text model alone is counted")
@@ -108,7 +113,8 @@ def context_of(given: Mapping[str, Any]) -> int | None:
 
 def _kind(given: Mapping[str, Any]) -> Any:
     """The type of the text model; a wrapper of several parts has it inside."""
-    kind = _text_part(given).get("model_type") or given.get("model_type") or _kind_of_class(given)
+    parts = (_text_part(given), given)
+    kind = next((kind for each in parts if (kind := each.get("model_type") or _kind_of_class(each))), None)
     return known().same_as.get(kind, kind) if isinstance(kind, str) else kind
 
 
@@ -116,7 +122,7 @@ def _kind_of_class(given: Mapping[str, Any]) -> str | None:
     """The type that the name of a class tells, such as Qwen3MoeForCausalLM; None if it is none that is known."""
     names = given.get("architectures")
     word = str(names[0]) if isinstance(names, list) and names else ""
-    stem = re.split("For[A-Z]|LMHead|Model", word)[0].lower()
+    stem = re.split("For[A-Z]|LMHead|Model", word)[0].replace("_", "").lower()
     kinds = (*known().families, *known().same_as)
     return next((kind for kind in kinds if re.sub("[-_]", "", kind).lower() == stem), None)
 
@@ -181,7 +187,8 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
 def _constants(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers that change the results of modules, but no bytes and times: rotary base, epsilon of norms."""
     nested = values.get("rope_parameters")
-    inside = nested if isinstance(nested, Mapping) else {}
+    inside = nested.get(_FULL, nested) if isinstance(nested, Mapping) else {}  # may differ by kind of layer
+    inside = inside if isinstance(inside, Mapping) else {}
     norms = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     found = {
         "rope_theta": _number(values, 1, "rope_theta", "rotary_emb_base") or _number(inside, 1, "rope_theta"),

@@ -89,6 +89,8 @@ def small(kind: str) -> dict:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     usual = transformers.CONFIG_MAPPING[name]().to_dict()
     found = {field: value for field, value in SMALL.items() if field in usual}
+    if kind == "granitemoehybrid":
+        found["layer_types"] = ["attention"] * 4
     if "kv_lora_rank" in found:
         found |= {"head_dim": found["qk_rope_head_dim"], "num_key_value_heads": found["num_attention_heads"]}
     return found
@@ -212,6 +214,8 @@ def test_what_the_modules_compute_with_is_read(name, theta, eps):
 def test_a_rotary_base_may_stand_inside_and_is_no_word():
     odd = {**CONFIGS["llama-3.1-8b"], "rope_theta": None, "rope_parameters": {"rope_theta": 7e5}}
     assert from_config(odd).rope_theta == 7e5
+    by_kind = {"full_attention": {"rope_theta": 8e5}, "sliding_attention": {"rope_theta": 1e4}}
+    assert from_config({**odd, "rope_parameters": by_kind}).rope_theta == 8e5
     for none in ("default", {"rope_theta": "large"}, {"rope_theta": 0}, {"rope_theta": 10**400}):
         assert from_config({**odd, "rope_parameters": none}).rope_theta == 1e4
 

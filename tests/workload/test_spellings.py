@@ -81,6 +81,34 @@ def test_the_name_of_a_class_tells_the_type_where_a_file_has_no_other(name):
     assert assumed(alone) == assumed(CONFIGS[name])
 
 
+@pytest.mark.parametrize("name, kind", [
+    ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"), ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
+    ("GPTNeoXForCausalLM", "gpt_neox"), ("DebertaV2ForMaskedLM", "deberta-v2"), ("XLMRobertaModel", "xlm-roberta"),
+    ("QWenLMHeadModel", "qwen"), ("RWForCausalLM", "None"),
+])  # fmt: skip
+def test_a_class_is_of_the_type_that_it_is_named_after(name, kind):
+    sizes = {field: value for field, value in QWEN.items() if field not in ("model_type", "architectures")}
+    sizes |= {"type_vocab_size": 2}
+    text = {"model_type": "a_wrapper", "text_config": {**sizes, "architectures": [name]}}
+    counted = from_config({**sizes, "model_type": kind}).total_parameters
+    assert from_config({**sizes, "architectures": [name]}).total_parameters == counted
+    assert from_config(text).total_parameters == counted
+
+
+def test_a_head_that_is_not_over_the_vocabulary_is_named():
+    said = assumed({**LLAMA, "architectures": ["LlamaForSequenceClassification"]})
+    assert said == (
+        "architectures has ForSequenceClassification: counted with an output matrix over the vocabulary instead",
+    )
+    assert len(assumed({**CONFIGS["vit-large"], "architectures": ["ViTForImageClassification"]})) == 1
+
+
+def test_fields_of_mamba_say_nothing_where_all_layers_are_attention():
+    config = {**LLAMA, "model_type": "granitemoehybrid", "mamba_d_state": 128, "num_local_experts": 0}
+    assert assumed({**config, "layer_types": ["attention"] * 32}) == ()
+    assert len(assumed({**config, "layer_types": ["attention", "mamba"] * 16})) == 2
+
+
 def test_key_heads_are_no_size_of_latent_attention():
     latent = CONFIGS["deepseek-v2-lite"]
     assert from_config({**latent, "num_key_value_heads": 5}) == from_config(latent)
