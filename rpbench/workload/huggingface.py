@@ -74,6 +74,8 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
         said.append(f"model_type={_short(kind)} is not known: counted by its sizes as a Llama, whose MLP has a gate")
         if not _known(values, "intermediate_size"):
             said.append("config.json has no intermediate_size: counted as 4 times hidden_size")
+        if {**given, **_text_part(given)}.get("tie_word_embeddings") is None:
+            said.append("config.json has no tie_word_embeddings: counted as true, as transformers writes a false one")
     if family.encoder:
         said.append("attention to all tokens is counted as attention to those before")
     if _LINEAR in (kinds := _kinds(values) or ()):

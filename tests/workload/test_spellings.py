@@ -174,6 +174,9 @@ def test_what_is_not_modelled_is_named_in_full():
     assert "is_encoder_decoder: one stack" in said
     other = {**LLAMA, "model_type": "yi_of_tomorrow", "intermediate_size": None}
     assert "config.json has no intermediate_size: counted as 4 times hidden_size" in assumed(other)
+    del other["tie_word_embeddings"]
+    assert from_config(other).tied
+    assert "config.json has no tie_word_embeddings: counted as true" in " ".join(assumed(other))
 
 
 def test_a_model_without_attention_is_refused_by_its_name():
