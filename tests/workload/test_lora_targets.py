@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpbench.advice.model_source import architecture_of, trained
+from rpbench.advice.model_source import architecture_of, model_of_sizes, trained
 from rpbench.commands.advising.advise import advise_on
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.models.build import build_layer
@@ -58,6 +58,12 @@ def test_maps_that_are_one_have_one_adapter(name, widths):
     assert adapted.total_parameters == replace(model, fused=()).total_parameters
     with pytest.raises(ValueError, match=r"unknown name in model\.lora_targets"):
         trained(model, {"training_mode": "lora", "lora_targets": "gate_proj" if "glm" in name else "q_proj"})
+
+
+def test_sizes_on_the_command_line_say_which_maps_are_one():
+    sizes = {"num_layers": "2", "hidden": "64", "heads": "4", "vocab": "100", "inner": "96", "fused": "[qkv_proj]"}
+    names = [each.name for each in model_of_sizes(sizes).linear_maps(routed=False)]
+    assert names == ["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def test_only_maps_of_one_input_are_fused():
