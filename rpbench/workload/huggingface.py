@@ -72,7 +72,7 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
     said = []
     if not isinstance(kind, str) or kind not in known().families:
         said.append(f"model_type={_short(kind)} is not known: counted by its sizes as a Llama, whose MLP has a gate")
-        if not _known(values, "intermediate_size"):
+        if not _known(values, "intermediate_size") and not (_experts(values) and not _dense_layers(values)):
             said.append("config.json has no intermediate_size: counted as 4 times hidden_size")
         if {**given, **_text_part(given)}.get("tie_word_embeddings") is None:
             said.append("config.json has no tie_word_embeddings: counted as true, as transformers writes a false one")
@@ -364,7 +364,9 @@ def _kinds(values: Mapping[str, Any]) -> list[str] | None:
     if not isinstance(kinds, list):
         raise ValueError(f"layer_types={_short(kinds)}: a list, with a kind for each layer")
     if len(kinds) != num_layers:
-        raise ValueError(f"layer_types has {len(kinds)} kinds; one for each of the {num_layers} layers")
+        raise ValueError(
+            f"layer_types has {len(kinds)} kinds; one for each of the {num_layers} layers, or leave it out"
+        )
     return [_KINDS.get(str(kind), str(kind)) for kind in kinds]
 
 

@@ -174,6 +174,8 @@ def test_what_is_not_modelled_is_named_in_full():
     assert "is_encoder_decoder: one stack" in said
     other = {**LLAMA, "model_type": "yi_of_tomorrow", "intermediate_size": None}
     assert "config.json has no intermediate_size: counted as 4 times hidden_size" in assumed(other)
+    routed = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    assert not any("intermediate_size" in said for said in assumed({**other, **routed}))
     del other["tie_word_embeddings"]
     assert from_config(other).tied
     assert "config.json has no tie_word_embeddings: counted as true" in " ".join(assumed(other))
