@@ -176,14 +176,14 @@ def model_of_sizes(given: Mapping[str, str]) -> Architecture:
 
 
 def typed_value(name: str, text: str) -> Any:
-    """A size as typed: a whole number, a number, true or false, a word, or a list of windows.
+    """A size as typed: a whole number, a number, true or false, a word, or a list of windows or of names.
 
     Raises:
         ValueError: for a word where a size is needed.
     """
     if name == "windows":
         return [None if each == "null" else typed_value("", each) for each in text.strip("[]").split(",") if each]
-    if name == "lora_targets":
+    if name in ("lora_targets", "fused"):
         return [each.strip() for each in text.strip("[]").split(",") if each.strip()]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

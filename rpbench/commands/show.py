@@ -98,8 +98,9 @@ def _recomputed(layers: Sequence[int], kept: Sequence[int]) -> dict[str, Any]:
 def _learning(model: Architecture) -> Iterator[str]:
     """What a training script has to do where not all of a model learns, or its optimizer is another."""
     if model.lora_rank is not None:
-        where = f", target_modules={list(model.lora_targets)}" if model.lora_targets else ""
-        config = f"LoraConfig(r={model.lora_rank}{where})"
+        maps = [each for routed in model.kinds for each in model.linear_maps(routed) if model.adapted(each)]
+        where = [*dict.fromkeys(each.name for each in maps)] if model.lora_targets else "all-linear"
+        config = f"LoraConfig(r={model.lora_rank}, target_modules={where!r})"
         yield f"adapters learn, not the model: wrap it with PEFT's {config} before it is cut"
     if model.training_mode == "qlora":
         yield "frozen weights are in 4 bits: load them with bitsandbytes' NF4"

@@ -306,4 +306,9 @@ def _check_choices(overrides: Sequence[str]) -> None:
             if group == "schedule" and option.endswith(ORDERS):
                 continue  # a file, which its run reads
             if option not in (*known, "null", "") and not option.startswith(("$", "glob", "choice")):
+                if group == "model" and ("/" in option or option.endswith(".json")):
+                    raise ConfigError(
+                        f"model={option}: a run takes a model of conf/model. A config.json is for advise, and for plan "
+                        f"mesh=search, which print runs: python -m rpbench advise model={option} gpu=..."
+                    )
                 raise ConfigError(unknown_name(group, option, known))

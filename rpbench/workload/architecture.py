@@ -9,7 +9,7 @@ from typing import Any, get_args
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
-from rpbench.workload.counts import Counts, Experts, Family, Latent
+from rpbench.workload.counts import FUSED, Counts, Experts, Family, Latent
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -46,7 +46,8 @@ class Architecture(Counts):
             if isinstance(given := getattr(self, name), Mapping):
                 object.__setattr__(self, name, _part(name, kind, given))
         object.__setattr__(self, "windows", _windows(self.windows))
-        object.__setattr__(self, "lora_targets", _targets(self.lora_targets))
+        object.__setattr__(self, "lora_targets", _names("lora_targets", self.lora_targets, "[q_proj,v_proj]"))
+        object.__setattr__(self, "fused", _names("fused", self.fused, "[qkv_proj]"))
         _check_sizes(self)
         _check_numbers(self)
         derived = {"key_value_heads": self.heads, "head_dim": _head_dim(self), "inner": 4 * self.hidden}
@@ -132,10 +133,10 @@ def _windows(given: Any) -> tuple[int | None, ...]:
     return found
 
 
-def _targets(given: Any) -> tuple[str, ...]:
+def _names(key: str, given: Any, example: str) -> tuple[str, ...]:
     found = given.split(",") if isinstance(given, str) else given or ()
     if isinstance(found, Mapping) or not hasattr(found, "__iter__") or not all(isinstance(x, str) for x in found):
-        raise ValueError(f"model.lora_targets={given!r:.60}: names of linear maps, such as [q_proj,v_proj]")
+        raise ValueError(f"model.{key}={given!r:.60}: names of linear maps, such as {example}")
     return () if tuple(found) == ("all",) else tuple(found)
 
 
@@ -192,6 +193,9 @@ def _check_options(model: Architecture) -> None:
         )
     if model.family not in FAMILIES:
         raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
+    for name in model.fused:
+        if name not in FUSED:
+            raise ValueError(unknown_name("name in model.fused", name, list(FUSED)))
     if model.frozen_layers > model.num_layers:
         raise ValueError(
             f"model.frozen_layers={model.frozen_layers} of model.num_layers={model.num_layers}: freeze as many at most"

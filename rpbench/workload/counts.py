@@ -13,7 +13,7 @@ Source: theoretical analysis in the artifact of RoundPipe (arXiv 2604.27085) for
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -84,6 +84,15 @@ def mean_keys(seq_len: int, window: int | None) -> float:
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
+def _joined(maps: list[Linear], name: str) -> list[Linear]:
+    """Linear maps with those that are fused as one, in the first one's place; routed experts keep theirs."""
+    parts = [each for each in maps if each.name in FUSED[name] and each.part != "experts"]
+    if not parts:
+        return maps
+    one = parts[0]._replace(outputs=sum(each.outputs for each in parts), name=name)
+    return [one if each is parts[0] else each for each in maps if each is parts[0] or each not in parts]
+
+
 def check_sizes(what: str, sizes: object, optional: tuple[str, ...]) -> None:
     """Raise ValueError unless sizes are whole numbers of at least 1; those in `optional` may be 0."""
     for name, value in vars(sizes).items():
@@ -100,6 +109,12 @@ BYTES_PER_VALUE = 2  # fp16 and bf16
 # section 3).
 BYTES_PER_FROZEN = (4 + 0.127) / 8
 
+
+# Maps of the same input that some families have as one.
+FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
 
 FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
 Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
@@ -132,6 +147,7 @@ class Counts:
     # outputs of attention's maps besides queries, keys and values, as a mean over the layers: a gate on its output, or
     # the further maps of linear attention
     attention_gate: int = 0
+    fused: tuple[str, ...] = ()  # linear maps that are one, as an adapter sees them: qkv_proj, gate_up_proj
     # parameters besides matrices, where a family has others than the flags say (norms, biases of some maps, sinks)
     layer_vectors: int | None = None  # of a layer; None: two norms, and what the flags say
     end_vectors: int | None = None  # of both ends; None: a final norm
@@ -142,7 +158,7 @@ class Counts:
     # lora: adapters beside frozen weights; qlora: these in 4 bits
     training_mode: Literal["full", "lora", "qlora"] = "full"
     lora_rank: int | None = None  # of the adapters
-    # linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all
+    # linear maps with an adapter, as PEFT names those of a Llama (`q_proj`), or `attention`, `mlp`; empty: all
     lora_targets: tuple[str, ...] = ()
     # the first layers, which are not trained, nor is the embedding below them unless the head shares it: no gradients,
     # no optimizer state, and no backward through them
@@ -218,6 +234,8 @@ class Counts:
             found.append(Linear(part, inner, self.hidden, count, visits, "down_proj"))
         if routed and self.experts:
             found.append(Linear("router", self.hidden, self.experts.total, name="router"))
+        for name in self.fused:
+            found = _joined(found, name)
         return found
 
     def attention_maps(self) -> tuple[tuple[int, int, bool, bool], ...]:

@@ -34,6 +34,7 @@ class Family:
     head_bias: str | bool = False  # the same of the output matrix; False: never
     # norms of queries and keys, for a head or for all together, and the field that switches them on
     query_key_norms: tuple[Literal["head", "all"], str | None] | None = None
+    fused: tuple[str, ...] = ()  # linear maps that are one, as an adapter sees them
     sinks: bool = False  # one number a head
     shared_gate: bool = False  # one map from hidden to a number, which weighs the shared experts
     positions: int | None = None  # learned positions beside those that sequences have; None: none are learned
@@ -49,6 +50,7 @@ class Known(NamedTuple):
     """The contents of `families.yaml`."""
 
     families: Mapping[str, Family]  # by model type
+    unknown: Family  # what a type that is not there is read as
     spellings: Mapping[str, str]  # a field's name in some families -> the name used here
     same_as: Mapping[str, str]  # a type -> the one that it is read as
     # read, silent: names of fields that are read, and of those that change neither bytes nor the time of a step
@@ -63,8 +65,12 @@ def known() -> Known:
     found = read_keys(Path(__file__).with_suffix(".yaml"))
     spellings = {own: name for name, others in found["spellings"].items() for own in others}
     read, silent = (re.compile(found[name], re.VERBOSE) for name in ("read", "silent"))
-    families = {name: Family(**row | {"biases": _biases(row)}) for name, row in found["families"].items()}
-    return Known(families, spellings, found["same_as"], read, silent, found["assumed"])
+    families = {name: _family(row) for name, row in found["families"].items()}
+    return Known(families, _family(found["unknown"]), spellings, found["same_as"], read, silent, found["assumed"])
+
+
+def _family(row: Mapping[str, Any]) -> Family:
+    return Family(**{**row, "biases": _biases(row)})
 
 
 def _biases(row: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], str | None], ...]:

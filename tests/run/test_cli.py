@@ -116,6 +116,10 @@ def test_what_the_last_stage_keeps_is_counted_and_has_to_fit(rpbench):
 
 WRONG = [
     (["schedule=gpip"], "unknown schedule 'gpip'; did you mean gpipe?"),
+    (
+        ["model=org/config.json"],
+        "model=org/config.json: a run takes a model of conf/model. A config.json is for advise",
+    ),
     (["model=qwen3_1p8b"], "did you mean qwen3_1p7b?"),
     (["-m", "schedule=gpipe,2f2b"], "unknown schedule '2f2b'"),
     (["num_devices=0"], "num_devices=0: a whole number of at least 1"),

@@ -314,7 +314,14 @@ def test_where_some_layers_are_recomputed_megatron_gets_one_number_and_the_other
 @pytest.mark.parametrize(
     "words, notes",
     [
-        (["training_mode=lora", "lora_rank=16"], ["adapters learn, not the model", "LoraConfig(r=16)"]),
+        (
+            ["training_mode=lora", "lora_rank=16"],
+            ["adapters learn, not the model", "LoraConfig(r=16, target_modules='all-linear')"],
+        ),
+        (
+            ["training_mode=lora", "lora_rank=16", "lora_targets=[attention]"],
+            ["LoraConfig(r=16, target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj'])"],
+        ),
         (
             ["training_mode=qlora", "lora_rank=8", "lora_targets=[q_proj]"],
             ["LoraConfig(r=8, target_modules=['q_proj'])", "in 4 bits"],

@@ -2,11 +2,12 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rpbench.advice.model_source import architecture_of, trained
+from rpbench.advice.model_source import architecture_of, model_of_sizes, trained
 from rpbench.commands.advising.advise import advise_on
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.models.build import build_layer
@@ -38,6 +39,36 @@ def test_peft_prints_the_same():
     """3,407,872 trainable parameters: PEFT's own line for Llama-3-8B, rank 8, queries and values."""
     asked = {"training_mode": "lora", "lora_rank": "8", "lora_targets": "q_proj,v_proj"}
     assert trained(architecture("llama3_8b"), asked).trainable_parameters == 3_407_872
+
+
+# By hand, as PEFT counts them: rank 8 beside every map, with those in one that the family has in one.
+FUSED = {
+    "phi-3-mini": 32 * ((3072 + 3 * 3072) + (3072 + 3072) + (3072 + 2 * 8192) + (8192 + 3072)),
+    "gpt2": 12 * ((768 + 3 * 768) + (768 + 768) + 2 * (768 + 3072)),
+    "falcon-7b": 32 * ((4544 + 4544 + 2 * 64) + 2 * 4544 + 2 * (4544 + 4 * 4544)),
+    "glm-4-9b": 40 * ((4096 + 4096) * 2 + 2 * (4096 + 256) + (4096 + 2 * 13696) + (13696 + 4096)),
+}
+
+
+@pytest.mark.parametrize("name, widths", FUSED.items())
+def test_maps_that_are_one_have_one_adapter(name, widths):
+    model = from_config(CONFIGS[name])
+    adapted = trained(model, {"training_mode": "lora", "lora_rank": "8"})
+    assert adapted.trainable_parameters == 8 * widths
+    assert adapted.total_parameters == replace(model, fused=()).total_parameters
+    with pytest.raises(ValueError, match=r"unknown name in model\.lora_targets"):
+        trained(model, {"training_mode": "lora", "lora_targets": "gate_proj" if "glm" in name else "q_proj"})
+
+
+def test_sizes_on_the_command_line_say_which_maps_are_one():
+    sizes = {"num_layers": "2", "hidden": "64", "heads": "4", "vocab": "100", "inner": "96", "fused": "[qkv_proj]"}
+    names = [each.name for each in model_of_sizes(sizes).linear_maps(routed=False)]
+    assert names == ["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def test_only_maps_of_one_input_are_fused():
+    with pytest.raises(ValueError, match=r"unknown name in model\.fused 'qkvo_proj'; did you mean qkv_proj"):
+        replace(architecture("llama3_8b"), fused=["qkvo_proj"])
 
 
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "qwen3-30b-a3b"])
