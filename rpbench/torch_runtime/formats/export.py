@@ -16,25 +16,21 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError, to_text
 from rpbench.ir.timeline import Timeline
+from rpbench.torch_runtime.formats.deepspeed import check_deepspeed, deepspeed_config, deepspeed_parts
 from rpbench.torch_runtime.formats.frameworks import (
     FRAMEWORKS,
     PlanNumbers,
     accelerate_yaml,
-    check_deepspeed,
     check_replicas,
-    deepspeed_config,
-    deepspeed_parts,
-    is_1f1b,
-    megatron_numbers,
-    megatron_options,
-    megatron_virtual_stages,
     numbers_of,
     roundpipe_host_bytes,
     roundpipe_plan,
     table_lines,
 )
-from rpbench.torch_runtime.formats.tables import make_table, placement_of, to_csv
+from rpbench.torch_runtime.formats.megatron import megatron_text
+from rpbench.torch_runtime.formats.tables import to_csv
 from rpbench.workload.architecture import Architecture
+from rpbench.workload.elsewhere import torchtitan_refuses
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
 
@@ -68,6 +64,11 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
     plan = given.plan or numbers_of(schedule)
     check_replicas(schedule, plan, "torchtitan")
+    if given.model is not None:
+        sharing = plan.shards * plan.context * plan.tensor
+        refusal = torchtitan_refuses(given.model, plan.tensor, plan.expert, plan.expert_tensor or plan.tensor, sharing)
+        if refusal:
+            raise ValueError(refusal)
     first, *others = FRAMEWORKS
     told = () if given.model is None else model_notes(given.model, pipeline=plan.pipeline > 1)
     text = "".join(f"# {note}\n" for note in told)
@@ -78,35 +79,16 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
     return text
 
 
-MEGATRON_ORDERS = ("interleaved_1f1b", "combined_1f1b")  # beside 1F1B
-
-
 def _megatron(schedule: Schedule, given: Given) -> str:
-    """One option a line, without the order, which is Megatron's own. Equal virtual stages also in the older options.
-
-    A first comment says so where the schedule has another order.
-    """
     partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
     check_replicas(schedule, plan, "megatron_layout")
-    told = megatron_numbers(plan)
-    equal = None
-    if plan.pipeline > 1:
-        table = make_table(schedule)
-        told |= megatron_options(partition, schedule.shape.num_ranks, placement_of(table))
-        equal = megatron_virtual_stages(partition, schedule.shape.num_ranks)
-    else:
-        told |= {"num-layers": partition.num_layers}
-    if schedule.name == "combined_1f1b":
-        told["overlap-moe-expert-parallel-comm"] = True
-    notes = list(plan.notes)
-    if plan.pipeline > 1 and schedule.name not in MEGATRON_ORDERS and not is_1f1b(schedule):
-        notes.insert(0, f"Megatron does not run {schedule.name}: with this cut it runs 1F1B, interleaved over chunks")
-    text = "".join(f"# {note}\n" for note in notes)
-    text += "".join(f"--{name}\n" if value is True else f"--{name} {value}\n" for name, value in told.items())
-    if equal is not None:
-        text += "# or, because the stages are equal, instead of the layout:\n"
-        text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
-    return text
+    return megatron_text(schedule, partition, plan)
+
+
+def _accelerate(schedule: Schedule, given: Given) -> str:
+    plan = given.plan or numbers_of(schedule)
+    check_replicas(schedule, plan, "fsdp2")
+    return accelerate_yaml(plan)
 
 
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
@@ -211,6 +193,6 @@ FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "torchtitan": _framework_lines,
     "deepspeed": _deepspeed_config,
     "deepspeed_parts": _deepspeed_parts,
-    "fsdp2": lambda schedule, given: accelerate_yaml(given.plan or numbers_of(schedule)),
+    "fsdp2": _accelerate,
     "roundpipe": _roundpipe,
 }
