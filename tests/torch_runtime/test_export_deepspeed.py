@@ -139,3 +139,13 @@ def test_deepspeeds_own_config_takes_ssds(ssd, monkeypatch):
     zero = config.DeepSpeedConfig(of_plan("zero_infinity", {"ssd": ssd}), mpu=world).zero_config
     assert (zero.offload_optimizer.nvme_path is None) is (ssd == "none")
     assert (zero.offload_param.nvme_path is None) is (ssd != "all")
+
+
+def test_deepspeeds_own_config_takes_tensor_shards(monkeypatch):
+    """Without a pipeline it is not told which devices are replicas, and counts all of them."""
+    config = pytest.importorskip("deepspeed.runtime.config")
+    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(config.dist, "get_world_size", lambda: 8)
+    found = config.DeepSpeedConfig(of_plan("zero_3", {}, tensor=4, sequences=3))
+    assert (found.train_micro_batch_size_per_gpu, found.gradient_accumulation_steps) == (3, 2)
+    assert found.tensor_parallel_config.autotp_size == 4

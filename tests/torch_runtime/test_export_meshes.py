@@ -61,6 +61,16 @@ def test_other_orders_of_axes_are_refused_and_other_precisions_told(capsys):
     assert "take a multiple of 4" in shown(capsys, "megatron_layout", DENSE, *group, status=2)
 
 
+@pytest.mark.parametrize("form, least", [("torchtitan", 16), ("megatron_layout", 8), ("fsdp2", 8)])
+def test_halves_of_a_sequence_are_cut_evenly(form, least, capsys):
+    """torchtitan: over context and tensor shards each; the others: over context, and what a device has over shards."""
+    words = ["mesh.data=2", "mesh.context=4", "mesh.tensor=2", "mesh.sequence_parallel=true", "mesh.shard=parameters"]
+    said = shown(capsys, form, DENSE, *words, f"++model.seq_len={4096 + least // 2}", status=2)
+    assert f"seq_len={4096 + least // 2} with context=4" in said
+    assert f"take a multiple of {least}" in said
+    assert shown(capsys, form, DENSE, *words, f"++model.seq_len={4096 + least}")
+
+
 @pytest.mark.parametrize(
     "words, why",
     [

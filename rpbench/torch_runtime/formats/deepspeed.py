@@ -48,6 +48,9 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
         found["pipeline"] = {"stages": plan.pipeline, "parts": list(parts), "activation_checkpoint_interval": interval}
     if plan.tensor > 1:
         found["tensor_parallel"] = {"autotp_size": plan.tensor}
+    if plan.tensor > 1 == plan.pipeline:  # it compares this key with all devices, tensor shards too
+        del found["train_batch_size"]
+        notes.append(f"a step has {plan.global_batch} sequences; DeepSpeed says {plan.tensor} times as many")
     own = {"seq_len": plan.seq_len, "recompute": plan.recompute, "data": plan.data, "notes": notes}
     return found | {"rpbench": own}
 

@@ -16,6 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any, Literal
 
 from rpbench.engine.layout import layout_of
@@ -91,13 +92,6 @@ class PlanNumbers:
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences about what none of the files can say
 
-    def __post_init__(self) -> None:
-        if self.shard_group % self.context:
-            raise ValueError(
-                f"mesh.shard_group={self.shard_group} with mesh.context={self.context}: frameworks share among whole "
-                f"context groups; take a multiple of {self.context}"
-            )
-
     @property
     def global_batch(self) -> int:
         """Sequences of a step on all devices."""
@@ -144,10 +138,30 @@ def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **k
     return PlanNumbers(**(found | known))
 
 
+def _check_context(plan: PlanNumbers, form: str) -> None:
+    """Raise ValueError for sequences or groups that frameworks do not cut evenly over a context group.
+
+    Each device has a part of both halves of a sequence; torchtitan cuts each of them over tensor shards.
+    """
+    context, shards = plan.context, plan.tensor if plan.sequence_parallel else 1
+    least = context * (2 * shards if form == "torchtitan" else lcm(2, shards))
+    if context > 1 and plan.seq_len is not None and plan.seq_len % least:
+        raise ValueError(
+            f"seq_len={plan.seq_len} with context={context}: format={form} has a part of both halves of a sequence on "
+            f"each device; take a multiple of {least}"
+        )
+    if plan.shard_group % context:
+        raise ValueError(
+            f"mesh.shard_group={plan.shard_group} with mesh.context={context}: frameworks share among whole context "
+            f"groups; take a multiple of {context}"
+        )
+
+
 def check_replicas(schedule: Schedule, plan: PlanNumbers, form: str) -> None:
     """Raise ScheduleError for a plan that a file would turn into plain data parallelism: for an order that it cannot
     hold, or for state on the host or its SSDs that it would keep on the devices.
     """
+    _check_context(plan, form)
     shape, where = schedule.shape, plan.on_host
     if form in _HOSTS and where and (where not in _HOSTS[form] or plan.on_ssd):
         place = "SSDs" if plan.on_ssd else "the host"
