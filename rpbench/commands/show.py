@@ -78,6 +78,7 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     if assembled.model is not None:
         known["notes"] += tuple(_learning(assembled.model))
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
+        known["optimizer_bits"] = assembled.model.optimizer_bits
     options = request.schedule.options
     given = Given(
         lambda: simulate(assembled.schedule, assembled.costs),

@@ -149,3 +149,15 @@ def test_deepspeeds_own_config_takes_tensor_shards(monkeypatch):
     found = config.DeepSpeedConfig(of_plan("zero_3", {}, tensor=4, sequences=3))
     assert (found.train_micro_batch_size_per_gpu, found.gradient_accumulation_steps) == (3, 2)
     assert found.tensor_parallel_config.autotp_size == 4
+
+
+@pytest.mark.parametrize(
+    "name, allowed, told", [("zero_3", True, False), ("data_parallel", False, False), ("zero_offload", False, True)]
+)
+def test_moments_in_8_bits_need_leave_and_have_none_on_the_host(name, allowed, told, capsys):
+    """DeepSpeed refuses bitsandbytes' optimizer under ZeRO without a word, and takes only its own on the host."""
+    words = ["model=llama3_8b", "++model.optimizer_bits=8", "num_devices=2", "num_microbatches=4", "cluster=8x_h100"]
+    assert dispatch(["show", f"schedule={name}", *words, "cost=analytic", "format=deepspeed"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.get("zero_allow_untested_optimizer", False) is allowed
+    assert ("steps with its own Adam" in str(found["rpbench"]["notes"])) is told

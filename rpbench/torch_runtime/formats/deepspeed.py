@@ -51,6 +51,8 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
     if plan.tensor > 1 == plan.pipeline:  # it compares this key with all devices, tensor shards too
         del found["train_batch_size"]
         notes.append(f"a step has {plan.global_batch} sequences; DeepSpeed says {plan.tensor} times as many")
+    if plan.optimizer_bits < 32 and plan.stage and not plan.on_host:
+        found["zero_allow_untested_optimizer"] = True  # it knows torch's and its own
     own = {"seq_len": plan.seq_len, "recompute": plan.recompute, "data": plan.data, "notes": notes}
     return found | {"rpbench": own}
 
@@ -81,6 +83,8 @@ def _zero(plan: PlanNumbers, notes: list[str]) -> dict[str, Any]:
         zero["offload_optimizer"] = ssds if plan.on_ssd else host
     if plan.on_host == "parameters":
         zero["offload_param"] = ssds if plan.on_ssd == "all" else host
+    if plan.on_host and plan.optimizer_bits < 32:
+        notes.append("on the host DeepSpeed steps with its own Adam, in 32 bits: the host needs more memory")
     if plan.on_ssd:
         notes.append("nvme_path is the folder of your SSDs")
     if plan.stage == 3 and plan.once_a_step:

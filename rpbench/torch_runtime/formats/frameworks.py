@@ -89,6 +89,7 @@ class PlanNumbers:
     recompute: str = "full"  # none; selective: what is cheap; full: all but the inputs of layers
     recomputed_layers: int = 0  # of every stage, the first ones; 0: all, where `recompute` is full
     nodes: int = 1  # machines
+    optimizer_bits: int = 32  # of each of Adam's moments
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences about what none of the files can say
 
