@@ -73,6 +73,7 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     known |= _recomputed(cut.backward, kept_layers(cut, request.recompute) if kept is None else kept)
     if mesh is not None and request.mesh is not None and request.mesh.machine is not None:
         known["nodes"] = request.mesh.machine.num_nodes
+        known |= {name: getattr(request.mesh.software, name) for name in ("gradients_beside", "parameters_beside")}
         if (precision := request.mesh.precision) != "bf16":
             known["notes"] += (f"the plan multiplies in {precision}: ask the framework for it, this is bf16",)
     if assembled.model is not None:

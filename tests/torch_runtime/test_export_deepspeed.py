@@ -122,6 +122,18 @@ def test_gradients_scattered_once_a_step_are_zero_1_or_told(name, each, stage, t
     assert len(found["rpbench"]["notes"]) == told
 
 
+def test_exchanges_beside_computation_are_asked_for_or_told():
+    """DeepSpeed has them at ZeRO-3 alone if nothing is said, and never in pipelines or without ZeRO."""
+    for name in ("zero_2", "zero_3"):
+        for beside in (True, False):
+            assert of_plan(name, {}, gradients_beside=beside)["zero_optimization"]["overlap_comm"] is beside
+    for name, known in (("1f1b", {"data": 2, "shared": "optimizer", "recompute": "none"}), ("data_parallel", {})):
+        found = of_plan(name, {}, **known)
+        assert "overlap_comm" not in found["zero_optimization"]
+        assert "DeepSpeed after it here" in str(found["rpbench"]["notes"])
+    assert of_plan("1f1b", {})["rpbench"]["notes"] == []
+
+
 def test_what_deepspeed_has_no_words_for_is_refused_or_told():
     with pytest.raises(ScheduleError, match="DeepSpeed has no delayed update; take"):
         of_plan("zero_offload", {"delayed_update": True})

@@ -80,6 +80,21 @@ def test_a_group_of_microbatches_is_told_where_it_is_not_one_a_rank():
         written("interleaved_1f1b", 4, 3)
 
 
+@pytest.mark.parametrize(
+    "known, told",
+    [
+        ({}, []),  # no replicas
+        ({"data": 2}, ["--overlap-grad-reduce"]),
+        ({"data": 2, "shared": "optimizer"}, ["--overlap-grad-reduce", "--overlap-param-gather"]),
+        ({"data": 2, "shared": "optimizer", "parameters_beside": False}, ["--overlap-grad-reduce"]),
+        ({"data": 2, "shared": "optimizer", "gradients_beside": False}, []),
+    ],
+)
+def test_exchanges_beside_computation_are_asked_for(known, told):
+    """Megatron has them behind it if nothing is said, and parameters only with gradients."""
+    assert [word for word in words_of(written("1f1b", **known)) if "overlap" in word] == told
+
+
 def test_passes_are_paired_only_where_megatron_pairs_them():
     assert "--overlap-moe-expert-parallel-comm" in written("combined_1f1b", data=2, expert=2)
     for known in ({}, {"data": 2, "expert": 2, "recompute": "full"}):

@@ -78,6 +78,10 @@ def _zero(plan: PlanNumbers, notes: list[str]) -> dict[str, Any]:
     """Its section on ZeRO, with what is offloaded; `notes` gets what the section cannot say."""
     zero: dict[str, Any] = {"stage": plan.stage}
     options = plan.options
+    if plan.data > 1 and plan.stage and plan.pipeline == 1:
+        zero["overlap_comm"] = plan.gradients_beside
+    elif plan.data > 1 and plan.gradients_beside:
+        notes.append("the plan exchanges gradients beside computation, DeepSpeed after it here: slower, and fits")
     host, ssds = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/nvme"}
     if plan.on_host:
         zero["offload_optimizer"] = ssds if plan.on_ssd else host

@@ -88,6 +88,9 @@ class PlanNumbers:
     on_host: str = ""  # the shared state that lives on the host: "", optimizer or parameters
     recompute: str = "full"  # none; selective: what is cheap; full: all but the inputs of layers
     recomputed_layers: int = 0  # of every stage, the first ones; 0: all, where `recompute` is full
+    # gradients_beside, parameters_beside: whether replicas exchange them beside computation
+    gradients_beside: bool = True
+    parameters_beside: bool = True
     nodes: int = 1  # machines
     optimizer_bits: int = 32  # of each of Adam's moments
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -90,6 +90,9 @@ def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
         found["expert-tensor-parallel-size"] = plan.expert_tensor
     found |= {"sequence-parallel": True} if plan.sequence_parallel else {}
     found |= {"use-distributed-optimizer": True} if plan.stage else {}
+    if plan.data * plan.context > 1 and plan.gradients_beside:
+        found |= {"overlap-grad-reduce": True}
+        found |= {"overlap-param-gather": True} if plan.stage and plan.parameters_beside else {}
     if plan.shards < plan.data and plan.stage:
         found["num-distributed-optimizer-instances"] = plan.data // plan.shards
     if plan.stage == 3 and not plan.reshard:
