@@ -22,6 +22,7 @@ from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture, why_not_built
+from rpbench.workload.elsewhere import torchtitan_refuses
 from rpbench.yaml_file import read_keys
 
 COVERED = 0.01  # a plan whose `gap` is at most this fraction counts as searched to the end
@@ -263,9 +264,14 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
     mesh = job.mesh
     name = job.schedule if mesh.pipeline > 1 else ALONE[mesh.sharing.what]
     name = "data_parallel" if name == "zero_1" else name
-    names = [*RUNS_IN.get(name, ()), *(["Megatron"] if name in ("zero_2", "zero_3") else [])]
+    alone = job.recompute == "none" or job.kept_by_stage(symmetric(job.cut)) == job.cut  # no layer runs again
+    as_well = name in ("zero_2", "zero_3") or (name == "combined_1f1b" and mesh.expert > 1 and alone)
+    names = [*RUNS_IN.get(name, ()), *(["Megatron"] if as_well else [])]
     inside = mesh.tensor * mesh.context * mesh.expert
     found = [each for each in names if mesh.sharing.what in SHARES[each] and (inside == 1 or each in CUTS_LAYERS)]
+    sharing = (mesh.context if mesh.sharing.what == "none" else mesh.shard_group) * mesh.tensor
+    if torchtitan_refuses(job.architecture, mesh.tensor, mesh.expert, mesh.expert_tensor, sharing):
+        found = [each for each in found if each != "torchtitan"]
     return tuple(found) or (HERE,)
 
 
@@ -282,7 +288,9 @@ def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
     if name not in SHARES or not chosen:
         raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
     cuts = name in CUTS_LAYERS
-    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if cuts else 1, cuts_experts=cuts)
+    refuses = torchtitan_refuses if name == "torchtitan" else None
+    shared, most = tuple(SHARES[name]), 8 if cuts else 1
+    return Space(schedules=chosen, shared=shared, max_tensor=most, cuts_experts=cuts, refuses=refuses)
 
 
 def command_of_mesh(job: Job) -> str:

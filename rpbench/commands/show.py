@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.schedule import to_text
-from rpbench.mesh.layout import Mesh
+from rpbench.mesh.layout import MEGATRON, Mesh
 from rpbench.passes.recomputation import kept_layers
 from rpbench.records.record import check_target, check_writable
 from rpbench.run.assemble import Assembled, assemble
@@ -59,17 +59,27 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     sequences = request.workload.microbatch_sequences
     axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
     known: dict[str, Any] = {}
+    if mesh is not None and form in FILES and mesh.order != MEGATRON:
+        has = ", ".join(MEGATRON)
+        raise ConfigError(f"mesh.order={','.join(mesh.order)}: with format={form} it is {has}; leave mesh.order out")
     if mesh is not None:
         known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
+        known |= {"shard_group": mesh.sharing.group, "reshard": mesh.sharing.reshard}
         if assembled.model is not None and assembled.model.experts is not None:
             known["expert_tensor"] = mesh.expert_tensor
     cut, kept = assembled.choice.partition, assembled.keeps
     if mesh is not None and request.mesh is not None and request.recompute == "fitting":
         kept = planned(request, request.mesh)[0].kept_by_stage(cut)
     known |= _recomputed(cut.backward, kept_layers(cut, request.recompute) if kept is None else kept)
+    if mesh is not None and request.mesh is not None and request.mesh.machine is not None:
+        known["nodes"] = request.mesh.machine.num_nodes
+        known |= {name: getattr(request.mesh.software, name) for name in ("gradients_beside", "parameters_beside")}
+        if (precision := request.mesh.precision) != "bf16":
+            known["notes"] += (f"the plan multiplies in {precision}: ask the framework for it, this is bf16",)
     if assembled.model is not None:
         known["notes"] += tuple(_learning(assembled.model))
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
+        known["optimizer_bits"] = assembled.model.optimizer_bits
     options = request.schedule.options
     given = Given(
         lambda: simulate(assembled.schedule, assembled.costs),

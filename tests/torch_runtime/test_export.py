@@ -16,14 +16,9 @@ from rpbench.ir.partition import filled, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
+from rpbench.torch_runtime.formats.deepspeed import deepspeed_parts
 from rpbench.torch_runtime.formats.export import FLAVORS, FORMS, Given, export, model_notes
-from rpbench.torch_runtime.formats.frameworks import (
-    NAMES,
-    deepspeed_parts,
-    module_names_per_stage,
-    numbers_of,
-    table_lines,
-)
+from rpbench.torch_runtime.formats.frameworks import NAMES, module_names_per_stage, numbers_of, table_lines
 from rpbench.torch_runtime.formats.tables import from_csv
 from rpbench.workload.architecture import architecture
 
@@ -235,8 +230,10 @@ def test_every_number_of_a_plan_is_in_megatrons_arguments(case):
     assert found["tensor-model-parallel-size"] == plan.tensor
     assert found.get("pipeline-model-parallel-size", 1) == plan.pipeline
     assert found.get("recompute-granularity", "none") == plan.recompute
-    assert ("use-distributed-optimizer" in found) == (plan.shared == "optimizer")
-    assert ("use-megatron-fsdp" in found) == (plan.shared in ("gradients", "parameters"))
+    assert found["bf16"] is True
+    assert ("use-distributed-optimizer" in found) == (plan.shared != "none")
+    shares = plan.shared in ("gradients", "parameters")
+    assert ("use-megatron-fsdp" in found) == (found.get("ckpt-format") == "fsdp_dtensor") == shares
     assert found["num-layers"] == schedule.partition.num_layers
 
 
@@ -246,7 +243,8 @@ def test_every_number_of_a_plan_is_in_deepspeeds_file(case):
     found = json.loads(export(schedule, "deepspeed", Given(lambda: None, plan=plan)))
     assert found["train_micro_batch_size_per_gpu"] == plan.sequences
     assert found["gradient_accumulation_steps"] == plan.num_microbatches
-    assert found["train_batch_size"] == plan.global_batch
+    alone = plan.tensor > 1 == plan.pipeline  # it would compare the batch with all devices
+    assert found.get("train_batch_size") == (None if alone else plan.global_batch)
     assert (
         found["zero_optimization"]["stage"] == {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[plan.shared]
     )
@@ -266,11 +264,13 @@ def test_every_number_of_a_plan_is_in_accelerates_file(case):
             export(schedule, "fsdp2", Given(lambda: None, plan=plan))
         return
     text = export(schedule, "fsdp2", Given(lambda: None, plan=plan))
-    told = yaml.safe_load("\n".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")))
+    keys = [line[2:] for line in text.splitlines() if line.startswith("#") and " " not in line[2:].partition(":")[0]]
+    told = yaml.safe_load("\n".join(keys))
     assert told == {
         "per_device_train_batch_size": plan.sequences,
         "gradient_accumulation_steps": plan.num_microbatches,
         "max_length": plan.seq_len,
+        **({"gradient_accumulation_kwargs": {"sync_each_batch": True}} if plan.num_microbatches > 1 else {}),
     }
     found = yaml.safe_load(text)
     assert found["num_processes"] == plan.data * plan.tensor

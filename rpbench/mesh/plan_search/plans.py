@@ -1,7 +1,8 @@
 """Plans: every mesh, schedule, microbatch, recomputation and sharding that divides, as arrays."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class Space:
     shared: tuple[Sharded, ...] = SHARDED
     max_chunks: int = 8  # on a device
     alone: bool = True  # whether plans that are one pipeline, or replicas of all layers, and nothing else take part
+    # of a model, tensor, expert, expert_tensor, and devices that share parameters: why a framework takes no such cut
+    refuses: Callable[..., str] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
     devices, layers = machine.size, len(own.layers)
     if own.training_mode == "qlora":  # as a `Job` demands
         space = replace(space, max_tensor=1, shared=tuple(what for what in space.shared if what != "parameters"))
+    if space.refuses is not None:
+        space = replace(space, refuses=partial(space.refuses, own))
     inners: list[Inner] = []
     rows: list[Ints] = []
     space = replace(space, sequences=space.sequences or microbatch_sizes(global_batch))
@@ -147,6 +152,9 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
         for (number, name), shared in product(enumerate(space.schedules), range(len(SHARDED))):
             if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARDED[shared] != "optimizer":
                 continue  # contenders cover these plans, except with ZeRO-1
+            sharing = inner.context * inner.tensor * (1 if SHARDED[shared] == "none" else data)
+            if space.refuses is not None and space.refuses(inner.tensor, inner.expert, 1, sharing):
+                continue
             if SHARDED[shared] in space.shared and _sensible(SHARDED[shared], data * inner.context, pipeline):
                 found += [
                     (pipeline, data, chunks, microbatches, number, shared)

@@ -16,10 +16,21 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError, to_text
 from rpbench.ir.timeline import Timeline
-from rpbench.torch_runtime.formats import frameworks
-from rpbench.torch_runtime.formats.frameworks import FRAMEWORKS, PlanNumbers, numbers_of
-from rpbench.torch_runtime.formats.tables import make_table, placement_of, to_csv
+from rpbench.torch_runtime.formats.deepspeed import check_deepspeed, deepspeed_config, deepspeed_parts
+from rpbench.torch_runtime.formats.frameworks import (
+    FRAMEWORKS,
+    PlanNumbers,
+    accelerate_yaml,
+    check_replicas,
+    numbers_of,
+    roundpipe_host_bytes,
+    roundpipe_plan,
+    table_lines,
+)
+from rpbench.torch_runtime.formats.megatron import megatron_text
+from rpbench.torch_runtime.formats.tables import to_csv
 from rpbench.workload.architecture import Architecture
+from rpbench.workload.elsewhere import torchtitan_refuses
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
 
@@ -52,62 +63,46 @@ def _cut(schedule: Schedule, form: str) -> Partition:
 def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
     plan = given.plan or numbers_of(schedule)
-    frameworks.check_replicas(schedule, plan, "torchtitan")
+    check_replicas(schedule, plan, "torchtitan")
+    if given.model is not None:
+        sharing = plan.shards * plan.context * plan.tensor
+        refusal = torchtitan_refuses(given.model, plan.tensor, plan.expert, plan.expert_tensor or plan.tensor, sharing)
+        if refusal:
+            raise ValueError(refusal)
     first, *others = FRAMEWORKS
     told = () if given.model is None else model_notes(given.model, pipeline=plan.pipeline > 1)
     text = "".join(f"# {note}\n" for note in told)
-    text += frameworks.table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
+    text += table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
     for other in others if plan.pipeline > 1 else ():
-        lines = frameworks.table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
+        lines = table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
     return text
 
 
-MEGATRON_ORDERS = ("interleaved_1f1b", "combined_1f1b")  # beside 1F1B
-
-
 def _megatron(schedule: Schedule, given: Given) -> str:
-    """One option a line, without the order, which is Megatron's own. Equal virtual stages also in the older options.
-
-    A first comment says so where the schedule has another order.
-    """
     partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
-    frameworks.check_replicas(schedule, plan, "megatron_layout")
-    told = frameworks.megatron_numbers(plan)
-    equal = None
-    if plan.pipeline > 1:
-        table = make_table(schedule)
-        told |= frameworks.megatron_options(partition, schedule.shape.num_ranks, placement_of(table))
-        equal = frameworks.megatron_virtual_stages(partition, schedule.shape.num_ranks)
-    else:
-        told |= {"num-layers": partition.num_layers}
-    if schedule.name == "combined_1f1b":
-        told["overlap-moe-expert-parallel-comm"] = True
-    notes = list(plan.notes)
-    if plan.pipeline > 1 and schedule.name not in MEGATRON_ORDERS and not frameworks.is_1f1b(schedule):
-        notes.insert(0, f"Megatron does not run {schedule.name}: with this cut it runs 1F1B, interleaved over chunks")
-    text = "".join(f"# {note}\n" for note in notes)
-    text += "".join(f"--{name}\n" if value is True else f"--{name} {value}\n" for name, value in told.items())
-    if equal is not None:
-        text += "# or, because the stages are equal, instead of the layout:\n"
-        text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
-    return text
+    check_replicas(schedule, plan, "megatron_layout")
+    return megatron_text(schedule, partition, plan)
+
+
+def _accelerate(schedule: Schedule, given: Given) -> str:
+    plan = given.plan or numbers_of(schedule)
+    check_replicas(schedule, plan, "fsdp2")
+    return accelerate_yaml(plan)
 
 
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
     """The whole config as one JSON object; the boundaries of a pipeline in it."""
     plan = given.plan or numbers_of(schedule)
-    frameworks.check_deepspeed(schedule, plan)
-    parts = (
-        frameworks.deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
-    )
-    return json.dumps(frameworks.deepspeed_config(plan, parts), indent=2) + "\n"
+    check_deepspeed(schedule, plan)
+    parts = deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
+    return json.dumps(deepspeed_config(plan, parts), indent=2) + "\n"
 
 
 def _deepspeed_parts(schedule: Schedule, given: Given) -> str:
     partition = _cut(schedule, "deepspeed_parts")
-    frameworks.check_deepspeed(schedule, given.plan or numbers_of(schedule), "deepspeed_parts")
-    return json.dumps(frameworks.deepspeed_parts(partition)) + "\n"
+    check_deepspeed(schedule, given.plan or numbers_of(schedule), "deepspeed_parts")
+    return json.dumps(deepspeed_parts(partition)) + "\n"
 
 
 def _roundpipe(schedule: Schedule, given: Given) -> str:
@@ -118,9 +113,9 @@ def _roundpipe(schedule: Schedule, given: Given) -> str:
             f"schedule={schedule.name}: RoundPipe's library runs RoundPipe alone; take schedule=roundpipe with "
             "format=roundpipe, or write this order by format=text"
         )
-    plan = frameworks.roundpipe_plan(partition)
+    plan = roundpipe_plan(partition)
     if given.model is not None:
-        needed = frameworks.roundpipe_host_bytes(given.model, given.optimizer)
+        needed = roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
         if given.host_memory_bytes is not None:
             plan["fits_host"] = {pin: num_bytes <= given.host_memory_bytes for pin, num_bytes in needed.items()}
@@ -198,6 +193,6 @@ FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "torchtitan": _framework_lines,
     "deepspeed": _deepspeed_config,
     "deepspeed_parts": _deepspeed_parts,
-    "fsdp2": lambda schedule, given: frameworks.accelerate_yaml(given.plan or numbers_of(schedule)),
+    "fsdp2": _accelerate,
     "roundpipe": _roundpipe,
 }

@@ -1,21 +1,22 @@
-"""Options of other frameworks: torchtitan's TOML, Megatron's arguments, DeepSpeed's JSON, accelerate's YAML for FSDP2.
+"""Options of other frameworks: a plan's numbers, torchtitan's TOML, accelerate's YAML for FSDP2, RoundPipe's ranges.
+
+Megatron's arguments and DeepSpeed's JSON are in `megatron` and `deepspeed` beside this file.
 
 Only what a framework can express is written, the rest is a note: torchtitan and NeMo AutoModel take the placement from
 the schedule's NAME and not from the file, Megatron and DeepSpeed run their own order, and none of them recomputes more
 layers of some stages than of others.
 
 Source: torchtitan 0.3 (`TrainingConfig`, `ParallelismConfig`; its head was named `output` before) and NeMo AutoModel,
-`pipeline_parallel_schedule_csv` and `pp_schedule_csv` and what builds stages for them; Megatron-LM,
-`pipeline_model_parallel_layout` (megatron-core 0.16); DeepSpeed 0.19, `DeepSpeedConfig` and `PipelineModule`, which has
-no option for a list of boundaries: a subclass sets `parts`; accelerate 1.15, `ClusterConfig`; roundpipe 0.1.1,
-`ModelExecutePlan`, whose `check_valid` takes the type of run and the number of layers.
+`pipeline_parallel_schedule_csv` and `pp_schedule_csv` and what builds stages for them; accelerate 1.15, `ClusterConfig`
+and `Accelerator.accumulate`; roundpipe 0.1.1, `ModelExecutePlan`, whose `check_valid` takes the type of run and the
+number of layers.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from math import lcm
 from typing import Any, Literal
 
 from rpbench.engine.layout import layout_of
@@ -62,6 +63,8 @@ _SHARED = {
 }
 _ON_HOST = {"zero_offload": "optimizer", "zenflow": "optimizer", "superoffload": "optimizer"}
 
+# Where a form can say that state lives, beside the devices; DeepSpeed's says all that a plan has.
+_HOSTS = {"torchtitan": ("parameters",), "fsdp2": ("parameters",), "megatron_layout": ()}
 _REPLICAS = ("data_parallel", *_SHARED)  # all methods that are no pipeline and run elsewhere as data parallelism
 
 
@@ -80,9 +83,16 @@ class PlanNumbers:
     expert_tensor: int = 0  # shards of one expert; 0: there are no experts, or as many as of other matrices
     sequence_parallel: bool = False  # element-wise work between tensor-parallel maps is cut as well
     shared: str = "none"  # what replicas share: none, optimizer, gradients, parameters
+    shard_group: int = 0  # devices of data x context that share it; 0: all
+    reshard: bool = True  # gathered parameters are dropped between forward and backward
     on_host: str = ""  # the shared state that lives on the host: "", optimizer or parameters
     recompute: str = "full"  # none; selective: what is cheap; full: all but the inputs of layers
     recomputed_layers: int = 0  # of every stage, the first ones; 0: all, where `recompute` is full
+    # gradients_beside, parameters_beside: whether replicas exchange them beside computation
+    gradients_beside: bool = True
+    parameters_beside: bool = True
+    nodes: int = 1  # machines
+    optimizer_bits: int = 32  # of each of Adam's moments
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences about what none of the files can say
 
@@ -90,6 +100,28 @@ class PlanNumbers:
     def global_batch(self) -> int:
         """Sequences of a step on all devices."""
         return self.sequences * self.num_microbatches * self.data
+
+    @property
+    def shards(self) -> int:
+        """Devices along the data axis that share state; the others are copies of them."""
+        group = self.shard_group // self.context or self.data
+        return 1 if self.shared == "none" else group
+
+    @property
+    def on_ssd(self) -> str:
+        """What of the state on the host lives on SSDs: "", optimizer or all."""
+        return {"none": ""}.get(found := str(self.options.get("ssd", "none")), found)
+
+    @property
+    def once_a_step(self) -> bool:
+        """Whether a device sums gradients and scatters them once a step, instead of after every backward."""
+        return not self.options.get("reduce_each_microbatch", True)
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's number for what replicas share; gradients that are scattered once a step are whole until then."""
+        found = ("none", "optimizer", "gradients", "parameters").index(self.shared)
+        return 1 if found == 2 and self.once_a_step else found
 
 
 def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **known: Any) -> PlanNumbers:
@@ -110,25 +142,42 @@ def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **k
     return PlanNumbers(**(found | known))
 
 
+def _check_context(plan: PlanNumbers, form: str) -> None:
+    """Raise ValueError for sequences or groups that frameworks do not cut evenly over a context group.
+
+    Each device has a part of both halves of a sequence; torchtitan cuts each of them over tensor shards.
+    """
+    context, shards = plan.context, plan.tensor if plan.sequence_parallel else 1
+    least = context * (2 * shards if form == "torchtitan" else lcm(2, shards))
+    if context > 1 and plan.seq_len is not None and plan.seq_len % least:
+        raise ValueError(
+            f"seq_len={plan.seq_len} with context={context}: format={form} has a part of both halves of a sequence on "
+            f"each device; take a multiple of {least}"
+        )
+    if plan.shard_group % context:
+        raise ValueError(
+            f"mesh.shard_group={plan.shard_group} with mesh.context={context}: frameworks share among whole context "
+            f"groups; take a multiple of {context}"
+        )
+
+
 def check_replicas(schedule: Schedule, plan: PlanNumbers, form: str) -> None:
-    """Raise ScheduleError for an order that a file without an order would turn into plain data parallelism."""
-    shape = schedule.shape
+    """Raise ScheduleError for a plan that a file would turn into plain data parallelism: for an order that it cannot
+    hold, or for state on the host or its SSDs that it would keep on the devices.
+    """
+    _check_context(plan, form)
+    shape, where = schedule.shape, plan.on_host
+    if form in _HOSTS and where and (where not in _HOSTS[form] or plan.on_ssd):
+        place = "SSDs" if plan.on_ssd else "the host"
+        raise ScheduleError(
+            f"schedule={schedule.name}: {where} on {place}, which format={form} cannot say; take format=deepspeed"
+        )
     if plan.pipeline > 1 or shape.num_ranks == 1 or shape.tensor_parallel or schedule.name in _REPLICAS:
         return
     raise ScheduleError(
         f"schedule={schedule.name}: format={form} would make plain data parallelism of it, which is another method; "
         "take schedule=data_parallel or zero_3 there, or write this order by format=text"
     )
-
-
-def check_deepspeed(schedule: Schedule, plan: PlanNumbers, form: str = "deepspeed") -> None:
-    """Raise ScheduleError for an order that DeepSpeed does not run: its pipelines run 1F1B alone."""
-    check_replicas(schedule, plan, form)
-    if plan.pipeline > 1 and not is_1f1b(schedule):
-        raise ScheduleError(
-            f"schedule={schedule.name}: DeepSpeed's pipelines run 1F1B alone, a stage a rank with every backward whole "
-            f"and a flush a step; take schedule=1f1b with format={form}, or write this order by format=text"
-        )
 
 
 def is_1f1b(schedule: Schedule) -> bool:
@@ -176,7 +225,7 @@ def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[lis
     """The modules of every stage in model order; torchtitan's `module_fqns_per_model_part`. Raises ValueError if
     forward and backward are cut apart, or a stage holds nothing.
     """
-    counts = _counts(partition)
+    counts = counts_of(partition)
     last = len(counts) - 1
     found = []
     for stage, layers in enumerate(partition.forward_ranges()):
@@ -219,11 +268,10 @@ def table_lines(
 
 def _torchtitan(plan: PlanNumbers, staged: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Sections of torchtitan's config. A step's local batch is all its microbatches where a pipeline runs them."""
-    sharded = plan.shared != "none"
     if plan.shared == "optimizer" and plan.data > 1:
         notes.append("torchtitan has no ZeRO-1: gradients are sharded as well")
-    if plan.on_host == "optimizer":
-        notes.append("torchtitan keeps nothing or all of FSDP's shards on the host")
+    if plan.once_a_step:
+        notes.append("the plan scatters gradients once a step, torchtitan after every backward: slower, and fits")
     notes.append("torchtitan 0.3 takes each key on its command line, --training.seq_len and so on, and")
     notes.append(f"the word activation-checkpoint:{plan.recompute} for the last section")
     local = plan.sequences * (plan.num_microbatches if plan.pipeline > 1 else 1)
@@ -233,9 +281,9 @@ def _torchtitan(plan: PlanNumbers, staged: Mapping[str, Any], notes: list[str]) 
     if plan.pipeline > 1 or plan.expert > 1:
         training["disable_cuda_graphs"] = True  # torchtitan 0.3 has them by default, and refuses both with them
     parallel: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if sharded else plan.data,
-        "data_parallel_shard_degree": plan.data if sharded else 1,
-        "fsdp_reshard_after_forward": "always" if plan.shared == "parameters" else "never",
+        "data_parallel_replicate_degree": plan.data // plan.shards,
+        "data_parallel_shard_degree": plan.shards,
+        "fsdp_reshard_after_forward": "always" if plan.shared == "parameters" and plan.reshard else "never",
         "tensor_parallel_degree": plan.tensor,
         "enable_sequence_parallel": plan.sequence_parallel,
         "context_parallel_degree": plan.context,
@@ -321,86 +369,6 @@ def _placed_by(table: Schedule, framework: Framework) -> str:
     )
 
 
-def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
-    """Megatron-LM's arguments for a plan's numbers; True stands for a flag without a value."""
-    found: dict[str, Any] = {} if plan.seq_len is None else {"seq-length": plan.seq_len}
-    found |= {"micro-batch-size": plan.sequences, "global-batch-size": plan.global_batch}
-    found |= {"tensor-model-parallel-size": plan.tensor, "context-parallel-size": plan.context}
-    found |= {"expert-model-parallel-size": plan.expert} if plan.expert > 1 else {}
-    if plan.expert_tensor not in (0, plan.tensor):  # Megatron cuts experts as it cuts other matrices if nothing is said
-        found["expert-tensor-parallel-size"] = plan.expert_tensor
-    found |= {"sequence-parallel": True} if plan.sequence_parallel else {}
-    if plan.shared == "optimizer":
-        found["use-distributed-optimizer"] = True
-    elif plan.shared != "none":
-        what = {"gradients": "optim_grads", "parameters": "optim_grads_params"}[plan.shared]
-        found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": what}
-    if plan.recompute == "full":
-        how = ("block", plan.recomputed_layers) if plan.recomputed_layers else ("uniform", 1)
-        found |= {"recompute-granularity": "full", "recompute-method": how[0], "recompute-num-layers": how[1]}
-    elif plan.recompute == "selective":
-        found["recompute-granularity"] = "selective"
-    return found
-
-
-def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, Any]:
-    """DeepSpeed's JSON for a plan, with the boundaries of a pipeline's stages (`deepspeed_parts`).
-
-    Values without a key are in a section `rpbench`, which it does not read. ValueError for what its engines do not
-    compose.
-    """
-    if plan.pipeline > 1 and plan.shared in ("gradients", "parameters"):
-        raise ValueError(f"{plan.shared} shared under a pipeline: DeepSpeed's pipeline takes ZeRO-1 at most")
-    if plan.context > 1:
-        raise ValueError(f"context={plan.context}: DeepSpeed cuts sequences in the model's code, not in its config")
-    if plan.expert > 1:
-        raise ValueError(
-            f"expert={plan.expert}: DeepSpeed deals experts in the model's code, not in its config; take "
-            "format=megatron_layout"
-        )
-    stage = ("none", "optimizer", "gradients", "parameters").index(plan.shared)
-    zero: dict[str, Any] = {"stage": stage}
-    options, notes = plan.options, list(plan.notes)
-    if plan.on_host:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if plan.on_host == "parameters":
-        zero["offload_param"] = {"device": "cpu"}
-    if "speculate" in options:
-        zero["offload_optimizer"] |= {"super_offload": True}
-        if options.get("device_stages"):
-            where = f"the devices step the first {options['device_stages']} stages"
-            notes.append(f"{where}; DeepSpeed takes a share of the parameters, offload_optimizer's ratio")
-        if not options.get("gather_each_visit", True):
-            notes.append(
-                "weights are gathered once a step; DeepSpeed gathers them for every visit, which is slower and fits"
-            )
-    if options.get("share", 1.0) != 1.0:
-        notes.append(f"the host steps {options['share']} of the parameters; DeepSpeed has that at ZeRO-3 alone (ratio)")
-    if "topk" in options:
-        every = options["select_interval"]
-        zero["zenflow"] = {
-            "topk_ratio": options["topk"],
-            "update_interval": options["update_interval"],
-            **({"select_strategy": "step", "select_interval": every} if every else {}),
-            "overlap_step": options["overlap"],
-            "full_warm_up_rounds": options["num_warmup_steps"],
-        }
-    found: dict[str, Any] = {
-        "train_batch_size": plan.global_batch,
-        "train_micro_batch_size_per_gpu": plan.sequences,
-        "gradient_accumulation_steps": plan.num_microbatches,
-        "bf16": {"enabled": True},
-        "zero_optimization": zero,
-    }
-    if plan.pipeline > 1:
-        interval = int(plan.recompute != "none")  # layers between two inputs that are kept; 0: nothing runs again
-        found["pipeline"] = {"stages": plan.pipeline, "parts": list(parts), "activation_checkpoint_interval": interval}
-    if plan.tensor > 1:
-        found["tensor_parallel"] = {"autotp_size": plan.tensor}
-    own = {"seq_len": plan.seq_len, "recompute": plan.recompute, "data": plan.data, "notes": notes}
-    return found | {"rpbench": own}
-
-
 def accelerate_yaml(plan: PlanNumbers) -> str:
     """accelerate's YAML for FSDP2, with a trainer's own options as comments `# key: value`; ValueError for a plan that
     FSDP2 does not run.
@@ -409,87 +377,42 @@ def accelerate_yaml(plan: PlanNumbers) -> str:
         raise ValueError("format=fsdp2 writes plans whose replicas share gradients or parameters: zero_2, zero_3")
     if plan.expert > 1:
         raise ValueError(f"expert={plan.expert}: accelerate's FSDP2 deals no experts; take format=megatron_layout")
-    told = {"per_device_train_batch_size": plan.sequences, "gradient_accumulation_steps": plan.num_microbatches}
+    if plan.data * plan.context == 1 < plan.tensor:
+        raise ValueError(f"tensor={plan.tensor} with data=1: accelerate's FSDP2 wants replicas; take mesh.data above 1")
+    told: dict[str, Any] = {"per_device_train_batch_size": plan.sequences}
+    told |= {"gradient_accumulation_steps": plan.num_microbatches}
     told |= {} if plan.seq_len is None else {"max_length": plan.seq_len}
+    if plan.num_microbatches > 1 and not plan.once_a_step:  # else it sums gradients whole, and scatters the last
+        told["gradient_accumulation_kwargs"] = "{sync_each_batch: true}"
     flag = {True: "true", False: "false"}
-    lines = [f"# {note}" for note in plan.notes] + [f"# {key}: {value}" for key, value in told.items()]
+    notes = list(plan.notes)
+    if plan.nodes > 1:
+        notes.append("start it on every machine, with --machine_rank, --main_process_ip and --main_process_port")
+    if plan.sequence_parallel:
+        notes.append("accelerate takes the model's tp_plan, which may keep activations between its maps whole")
+    lines = [f"# {note}" for note in notes] + [f"# {key}: {value}" for key, value in told.items()]
     lines += [
         "compute_environment: LOCAL_MACHINE",
         "distributed_type: FSDP",
         "mixed_precision: bf16",
         f"num_processes: {plan.data * plan.tensor * plan.context}",
+        f"num_machines: {plan.nodes}",
         "fsdp_config:",
         "  fsdp_version: 2",
-        f"  fsdp_reshard_after_forward: {flag[plan.shared == 'parameters']}",
+        f"  fsdp_reshard_after_forward: {flag[plan.shared == 'parameters' and plan.reshard]}",
         f"  fsdp_offload_params: {flag[plan.on_host == 'parameters']}",
         f"  fsdp_activation_checkpointing: {flag[plan.recompute != 'none']}",
         "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
     ]
-    if plan.tensor * plan.context > 1:
-        lines += ["parallelism_config:", f"  parallelism_config_dp_shard_size: {plan.data}"]
+    if plan.tensor * plan.context > 1 or plan.shards < plan.data:
+        lines += ["parallelism_config:", f"  parallelism_config_dp_shard_size: {plan.shards}"]
+        lines += [f"  parallelism_config_dp_replicate_size: {plan.data // plan.shards}"]
         lines += [f"  parallelism_config_tp_size: {plan.tensor}", f"  parallelism_config_cp_size: {plan.context}"]
     return "\n".join(lines) + "\n"
 
 
-def megatron_options(
-    partition: Partition, num_ranks: int, placement: Sequence[Sequence[int]] = ()
-) -> dict[str, str | int]:
-    """Megatron-LM's options for a partition: sizes and `pipeline-model-parallel-layout`.
-
-    Megatron counts the virtual stages of a rank from the layout, and refuses to be told both. The placement is by
-    default its own, stage s on rank s mod `num_ranks`. Raises ValueError for separate cuts, stages that are no multiple
-    of the ranks, or another placement.
-    """
-    counts = _counts(partition)
-    if len(counts) % num_ranks:
-        raise ValueError(
-            f"{len(counts)} stages on {num_ranks} ranks: Megatron gives every rank as many virtual stages; take a "
-            f"multiple of {num_ranks}"
-        )
-    looped = [list(range(rank, len(counts), num_ranks)) for rank in range(num_ranks)]
-    if placement and [sorted(own) for own in placement] != looped:
-        raise ValueError(
-            f"stages {[list(own) for own in placement]} by rank: Megatron has stage s on rank s mod {num_ranks}; V and "
-            "wave placements have no layout there"
-        )
-    return {
-        "num-layers": partition.num_layers,
-        "pipeline-model-parallel-size": num_ranks,
-        "pipeline-model-parallel-layout": megatron_layout(partition),
-    }
-
-
-def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
-    """`megatron_options` without a layout, for equal stages; None where stages differ or a rank has one."""
-    options = megatron_options(partition, num_ranks)
-    counts = _counts(partition)
-    if len(set(counts)) > 1 or len(counts) == num_ranks:
-        return None
-    del options["pipeline-model-parallel-layout"]
-    return options | {"num-virtual-stages-per-pipeline-rank": len(counts) // num_ranks}
-
-
-def megatron_layout(partition: Partition) -> str:
-    """Stages parted by bars: E embedding, t a layer, L head and loss, as `Ett|t*3L`; ValueError for two cuts."""
-    counts = _counts(partition)
-    last = len(counts) - 1
-    return "|".join(
-        ("E" if stage == 0 else "") + ("t" * count if count < 3 else f"t*{count}") + ("L" if stage == last else "")
-        for stage, count in enumerate(counts)
-    )
-
-
-def deepspeed_parts(partition: Partition) -> list[int]:
-    """The boundaries of `PipelineModule.parts`: stage s runs layers parts[s] to parts[s + 1] - 1 of its layer list.
-
-    That list has an embedding before the decoder layers and a head behind them. Raises ValueError if forward and
-    backward are cut apart.
-    """
-    ends = list(accumulate(_counts(partition), initial=1))
-    return [0, *ends[1:-1], ends[-1] + 1]
-
-
-def _counts(partition: Partition) -> tuple[int, ...]:
+def counts_of(partition: Partition) -> tuple[int, ...]:
+    """Layers of each stage; ValueError if forward and backward are cut apart."""
     if partition.fused or partition.forward != partition.backward:
         raise ValueError(
             f"partition {partition} cuts forward and backward apart, which only our engine runs; take one cut for both"
