@@ -14,6 +14,7 @@ from rpbench.plan.contest.search import Known, Search
 
 LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that are lent with a plan
 MOST_LENDERS = 2  # of each placement of stages
+FAR_BEHIND = 0.1  # a loan that is slower by this fraction is not tried with other options
 WORTH = 0.01  # the gain that a bound must leave, as a fraction of a pace
 
 
@@ -97,13 +98,14 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
     Args:
         work: the most that the further search may take.
     """
-    timed = list[Setting]()
+    timed, useless = list[Setting](), set[str]()
     alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # steps may overlap or not
     first = _with_values(search, search.best().setting, loan)
     for setting in (first, *search.space.other_options(first)) if alike else ():
+        option, before = setting.option_beside(first), search.best_pace()
         if search.time_is_over():
             return
-        if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
+        if option in useless or search.bounds.pace(setting) <= before * (1 + WORTH):
             continue
         known, chunks = search.tried.get(setting), setting.chunks_per_device
         if chunks is None or len(loan.cut.backward) == search.terms.num_devices * chunks:
@@ -112,6 +114,11 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
                 timed.append(setting)
         elif known is None or known.outcome is None:
             search.begin_at(setting, work)
+        if search.best_pace() <= before:
+            useless.add(option)
+            lent = search.tried.get(setting)
+            if setting == first and lent and lent.outcome and lent.score < before * (1 - FAR_BEHIND):
+                break  # its options will not make up for that
     found = [search.tried[each] for each in timed if each in search.tried]
     best = max((each for each in found if each.outcome is not None), key=lambda each: each.score, default=None)
     if best is not None and not search.time_is_over():
