@@ -26,12 +26,14 @@ class Kind(NamedTuple):
         moves_each_time: whether they move on every device for each microbatch.
         separate_cuts: whether both directions are cut apart.
         overlaps: whether steps overlap, so that filling and draining hardly count, and more weights are kept.
+        steps_often: whether weights change after every microbatch.
     """
 
     moves: bool
     moves_each_time: bool
     separate_cuts: bool
     overlaps: bool
+    steps_often: bool = False
 
 
 class Loan(NamedTuple):
@@ -65,8 +67,9 @@ def loan_of(search: Search) -> Loan | None:
 def kind_of(search: Search, setting: Setting | None = None) -> Kind:
     """The kind of a contender at a setting that its schedule takes; None: at its best."""
     setting, sketcher = setting or search.best().setting, search.sketcher
-    separate = search.contender.entry.separate_cuts
-    return Kind(search.bounds.moves, sketcher.moves_each_time(setting), separate, sketcher.overlaps(setting))
+    entry, moves_each_time = search.contender.entry, sketcher.moves_each_time(setting)
+    overlaps = sketcher.overlaps(setting)
+    return Kind(search.bounds.moves, moves_each_time, entry.separate_cuts, overlaps, entry.steps_each_microbatch)
 
 
 def leading(loans: Iterable[Loan | None]) -> list[Loan]:
@@ -80,15 +83,19 @@ def leading(loans: Iterable[Loan | None]) -> list[Loan]:
 
 
 def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
-    """The fastest plan of a contender's kind for each number of stages; the same placement of stages first."""
-    alike, others = dict[int, Known](), dict[int, Known]()
-    for loan in sorted(loans, key=lambda each: -each.pace) if not search.contender.entry.separate_cuts else ():
+    """The fastest plans of a contender's kind for each number of stages; the same placement of stages first.
+
+    Where weights change as often they stand before others.
+    """
+    entry, alike, others = search.contender.entry, dict[tuple[int, bool], Known](), dict[tuple[int, bool], Known]()
+    order = sorted(loans, key=lambda each: (each.kind.steps_often is not entry.steps_each_microbatch, -each.pace))
+    for loan in order if not entry.separate_cuts else ():
         setting = _with_values(search, search.space.first, loan)
         stages = search.terms.num_devices * (setting.chunks_per_device or 0)
         with suppress(ValueError):  # the schedule does not take the setting
-            if len(loan.cut.backward) == stages and kind_of(search, setting) == loan.kind:
+            if len(loan.cut.backward) == stages and kind_of(search, setting)[:-1] == loan.kind[:-1]:
                 found = alike if search.sketcher.placement(setting) == loan.placement else others
-                found.setdefault(stages, Known(setting, loan.cut, loan.pace))
+                found.setdefault((stages, loan.kind.steps_often), Known(setting, loan.cut, loan.pace))
     return [*alike.values(), *others.values()]
 
 
@@ -99,7 +106,7 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
         work: the most that the further search may take.
     """
     timed, useless = list[Setting](), set[str]()
-    alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # steps may overlap or not
+    alike = loan.kind[:3] == kind_of(search)[:3]  # steps may overlap or not
     first = _with_values(search, search.best().setting, loan)
     for setting in (first, *search.space.other_options(first)) if alike else ():
         option, before = setting.option_beside(first), search.best_pace()
