@@ -14,6 +14,7 @@ from rpbench.plan.contest.search import Known, Search
 
 LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that are lent with a plan
 MOST_LENDERS = 2  # of each placement of stages
+FAR_BEHIND = 0.1  # a loan that is slower by this fraction is not tried with other options
 WORTH = 0.01  # the gain that a bound must leave, as a fraction of a pace
 
 
@@ -25,12 +26,14 @@ class Kind(NamedTuple):
         moves_each_time: whether they move on every device for each microbatch.
         separate_cuts: whether both directions are cut apart.
         overlaps: whether steps overlap, so that filling and draining hardly count, and more weights are kept.
+        steps_often: whether weights change after every microbatch.
     """
 
     moves: bool
     moves_each_time: bool
     separate_cuts: bool
     overlaps: bool
+    steps_often: bool = False
 
 
 class Loan(NamedTuple):
@@ -64,8 +67,9 @@ def loan_of(search: Search) -> Loan | None:
 def kind_of(search: Search, setting: Setting | None = None) -> Kind:
     """The kind of a contender at a setting that its schedule takes; None: at its best."""
     setting, sketcher = setting or search.best().setting, search.sketcher
-    separate = search.contender.entry.separate_cuts
-    return Kind(search.bounds.moves, sketcher.moves_each_time(setting), separate, sketcher.overlaps(setting))
+    entry, moves_each_time = search.contender.entry, sketcher.moves_each_time(setting)
+    overlaps = sketcher.overlaps(setting)
+    return Kind(search.bounds.moves, moves_each_time, entry.separate_cuts, overlaps, entry.steps_each_microbatch)
 
 
 def leading(loans: Iterable[Loan | None]) -> list[Loan]:
@@ -79,15 +83,19 @@ def leading(loans: Iterable[Loan | None]) -> list[Loan]:
 
 
 def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
-    """The fastest plan of a contender's kind for each number of stages; the same placement of stages first."""
-    alike, others = dict[int, Known](), dict[int, Known]()
-    for loan in sorted(loans, key=lambda each: -each.pace) if not search.contender.entry.separate_cuts else ():
+    """The fastest plans of a contender's kind for each number of stages; the same placement of stages first.
+
+    Where weights change as often they stand before others.
+    """
+    entry, alike, others = search.contender.entry, dict[tuple[int, bool], Known](), dict[tuple[int, bool], Known]()
+    order = sorted(loans, key=lambda each: (each.kind.steps_often is not entry.steps_each_microbatch, -each.pace))
+    for loan in order if not entry.separate_cuts else ():
         setting = _with_values(search, search.space.first, loan)
         stages = search.terms.num_devices * (setting.chunks_per_device or 0)
         with suppress(ValueError):  # the schedule does not take the setting
-            if len(loan.cut.backward) == stages and kind_of(search, setting) == loan.kind:
+            if len(loan.cut.backward) == stages and kind_of(search, setting)[:-1] == loan.kind[:-1]:
                 found = alike if search.sketcher.placement(setting) == loan.placement else others
-                found.setdefault(stages, Known(setting, loan.cut, loan.pace))
+                found.setdefault((stages, loan.kind.steps_often), Known(setting, loan.cut, loan.pace))
     return [*alike.values(), *others.values()]
 
 
@@ -97,13 +105,14 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
     Args:
         work: the most that the further search may take.
     """
-    timed = list[Setting]()
-    alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # steps may overlap or not
+    timed, useless = list[Setting](), set[str]()
+    alike = loan.kind[:3] == kind_of(search)[:3]  # steps may overlap or not
     first = _with_values(search, search.best().setting, loan)
     for setting in (first, *search.space.other_options(first)) if alike else ():
+        option, before = setting.option_beside(first), search.best_pace()
         if search.time_is_over():
             return
-        if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
+        if option in useless or search.bounds.pace(setting) <= before * (1 + WORTH):
             continue
         known, chunks = search.tried.get(setting), setting.chunks_per_device
         if chunks is None or len(loan.cut.backward) == search.terms.num_devices * chunks:
@@ -112,6 +121,11 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
                 timed.append(setting)
         elif known is None or known.outcome is None:
             search.begin_at(setting, work)
+        if search.best_pace() <= before:
+            useless.add(option)
+            lent = search.tried.get(setting)
+            if setting == first and lent and lent.outcome and lent.score < before * (1 - FAR_BEHIND):
+                break  # its options will not make up for that
     found = [search.tried[each] for each in timed if each in search.tried]
     best = max((each for each in found if each.outcome is not None), key=lambda each: each.score, default=None)
     if best is not None and not search.time_is_over():

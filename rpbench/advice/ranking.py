@@ -29,7 +29,7 @@ from rpbench.plan.counts import plain_partitions, promising_counts
 # Looked at first, in this order: the leaders of figure 10, and one of every kind. The others begin near their plans.
 FIRST = (
     *("roundpipe", "1f1b", "zero_3", "interleaved_1f1b", "pipedream_2bw", "dualpipe_v", "zero_infinity", "mobius"),
-    *("xpipe", "zero_2", "greedysnake", "zero_offload"),
+    *("xpipe", "zero_2", "greedysnake", "zero_offload", "pipelined_backprop"),
 )
 # Looked at last: they take the longest, and are seldom among the first two (AdaPtis is second of Llama-3.1-8B on H100).
 LAST = (*("megatron_tp", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "chimera", "zb_auto", "adaptis"),)

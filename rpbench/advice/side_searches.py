@@ -181,6 +181,7 @@ class Share:
         for place, number in enumerate(waiting):
             self.clock.allow(self.clock.spent + FAIR * (until - self.clock.spent) / (len(waiting) - place))
             self._borrow(number)
+            self.searches[number].move_layers()
         # First searches that have not ended, the fastest first; then all, from other starting points.
         for part, everywhere in ((ONE_SEARCH, False), (0.0, True)):
             waiting = [each for each in self._able if each not in found]

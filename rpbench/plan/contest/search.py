@@ -74,6 +74,7 @@ class Search(Trials):
 
     _restarted, _to_beat, has_ended = NONE, 0.0, False
     _final: Tried | None = None  # timed with all steps
+    _moved: Tried | None = None  # the last plan whose single layers were moved to the end
 
     def is_spent(self) -> bool:
         """Whether only the work reserved for the finalists is left, or time is over."""
@@ -167,24 +168,11 @@ class Search(Trials):
                 found = self._look_at(changed)
                 if beats(found, self.tried[best]):
                     best, improved = changed, True
-                    if self.tried[best].timed.fits:
+                    if self.tried[best].timed.fits or (option and self.is_over is not None):
                         break
                 elif self.is_over is not None and option and found.outcome is not None:
                     heavier |= {option} if found.timed.misfit > self.tried[best].timed.misfit + LACKS else set()
         return best
-
-    def _lighter(self, setting: Setting) -> list[Setting]:
-        """Single changes of a setting that may take less memory, the likeliest first."""
-        if self.bounds.count_links:
-            return self.bounds.fastest_first(each for _, each in self.space.changes(setting))
-        frame, limits = self._frame(setting), self.terms.limits
-        helps = not limits.are_below(frame.least_bytes, 0)
-        found = self.space.lighter(setting, smaller=helps, options=self.sketcher.moves_each_time(setting))
-        if self.is_over is None or not self.sketcher.moves_each_time(setting):
-            return found
-        cut, sizes = self.tried[setting].cut, {each.microbatch_sequences for each in self.space.smaller(setting)}
-        too_large = {size for size in sizes if limits.are_below(frame.peak_at(size, cut), 0)}
-        return sorted(found, key=lambda each: each.microbatch_sequences in too_large)
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """Search on from the best plan so far, to the end or the time limit; may be called again.
@@ -246,6 +234,14 @@ class Search(Trials):
         self._improve_cut(setting)
         if known is not None and not beats(self.tried[setting], known):
             self.tried[setting] = known
+
+    def move_layers(self) -> None:
+        """Move single layers of the best plan, to distant stages too, if that has not been done."""
+        best = self.best()
+        if best.timed.fits and best != self._moved:
+            self._may_spend = self.work + RESERVED + self.budget.work
+            for far in (False, True):
+                self._improve_cut(best.setting, far=far)
 
     def keep_one_frame(self) -> None:
         """Drop all frames except that of the best plan so far."""
@@ -412,6 +408,7 @@ class Search(Trials):
     def _improve_cut(self, setting: Setting, *, far: bool = False, own_orders: bool = False) -> None:
         enough, recut = self.bounds.pace(setting) / (1 + PROVEN), partial(self._recut, own_order=own_orders)
         self.tried[setting] = climbed(self.tried[setting], recut, self.is_spent, enough, far=far)
+        self._moved = self._moved if self.is_spent() else self.tried[setting]
 
     def _recut(self, current: Tried, cut: Partition, *, own_order: bool) -> Tried | None:
         """The plan with another cut; None if its order is refused, or without `own_order`, if it promises less."""

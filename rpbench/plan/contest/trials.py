@@ -172,6 +172,19 @@ class Trials:
             if beats(again, self.tried[setting]):
                 self.tried[setting] = again
 
+    def _lighter(self, setting: Setting) -> list[Setting]:
+        """Single changes of a setting that may take less memory, the likeliest first."""
+        if self.bounds.count_links:
+            return self.bounds.fastest_first(each for _, each in self.space.changes(setting))
+        frame, limits = self._frame(setting), self.terms.limits
+        helps = not limits.are_below(frame.least_bytes, 0)
+        found = self.space.lighter(setting, smaller=helps, options=self.sketcher.moves_each_time(setting))
+        if self.is_over is None or not self.sketcher.moves_each_time(setting):
+            return found
+        cut, sizes = self.tried[setting].cut, {each.microbatch_sequences for each in self.space.smaller(setting)}
+        too_large = {size for size in sizes if limits.are_below(frame.peak_at(size, cut), 0)}
+        return sorted(found, key=lambda each: each.microbatch_sequences in too_large)
+
     def _is_hopeless(self, setting: Setting) -> bool:
         """Whether a setting lacks much with every cut: all cuts are alike, or a bound shows it."""
         lacks_much = self.tried[setting].timed.misfit > 1 + LACKS
