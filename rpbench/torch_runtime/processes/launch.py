@@ -125,9 +125,10 @@ class Sentinel:
 
     def _end(self, rank: int) -> None:
         """A rank of this host that hangs may not hear torchrun's SIGTERM, and would outlast it by half a minute."""
-        host = (self._get(f"board/{rank}") or b"").decode().partition(":")[0]
-        if host == socket.gethostname() and self._lives(rank):
-            os.kill(int(self._get(f"pid/{rank}") or b"0"), signal.SIGKILL)
+        host, pid = (self._get(f"board/{rank}") or b"").decode().partition(":")[0], self._get(f"pid/{rank}")
+        if host == socket.gethostname() and pid is not None:  # else the store is gone
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def _standings(self) -> list[Standing]:
         return [read_standing(self._get, rank) for rank in range(self._world)]
@@ -143,11 +144,14 @@ class Sentinel:
         return Evidence(self._standings(), errors, gone, hosts, frozenset(silent))
 
     def _lives(self, rank: int) -> bool:
-        with suppress(PermissionError):  # another user's process
-            try:
-                os.kill(int(self._get(f"pid/{rank}") or b"0"), 0)
-            except ProcessLookupError:
-                return False
+        pid = self._get(f"pid/{rank}")
+        try:
+            if pid is not None:  # else the store is gone, and nothing is known
+                os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's process
+            pass
         return True
 
     def _set(self, key: str, value: bytes) -> None:
