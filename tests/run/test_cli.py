@@ -159,10 +159,7 @@ WRONG = [
     (["schedule_file=nowhere.txt"], "cannot be read"),
     (["compare", "a", "b", "result_dir=x"], "compare takes results_dir=DIR, not 'result_dir'"),
     (["profile", "model=tiny_gpt", "num_runs=9999999"], "num_runs=9999999: a whole number from 1 to 1,000"),
-    (
-        ["model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "num_devices=16"],
-        "cluster 8x_rtx4090 has 8",
-    ),
+    (["model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "num_devices=16"], "cluster 8x_rtx4090 has 8"),
     (["foo=["], "cannot read 'foo=['"),
     (["partition=2;2"], "quote values with commas or other marks, as in"),
     (["compare", "abc"], "two or more run ids"),
