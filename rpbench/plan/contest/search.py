@@ -88,7 +88,7 @@ class Search(Trials):
         begun, best = self._fitting(begun), self.best()
         if self.is_over is None:
             return best.timed
-        if known:
+        if known and not self.bounds.moves:
             return self.best().timed
         for value in self.space.dimensions["recompute"] if begun.recompute != "fitting" else ():
             changed = begun.changed("recompute", value)
@@ -123,9 +123,9 @@ class Search(Trials):
         """Whether another microbatch size may be faster.
 
         If weights move, larger microbatches move them less often; smaller ones may gain if each device runs all stages.
-        A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch on all
-        devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is short, smaller
-        microbatches also recompute less: then everything beside computation counts as fill.
+        A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch in a stage
+        of all devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is short,
+        smaller microbatches also recompute less: then everything beside computation counts as fill.
         """
         pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
         if self.bounds.pace(changed) <= pace * (1 + PROVEN):
@@ -139,7 +139,8 @@ class Search(Trials):
             return False
         outcome, cut = self.tried[current].timed, self.tried[current].cut
         beside = at_best / outcome.tokens_per_s - 1  # as a share of all computation
-        fill = min(beside, (self.terms.num_devices - 1) / self.terms.num_microbatches(current.microbatch_sequences))
+        stages = self.terms.num_microbatches(current.microbatch_sequences) * (current.chunks_per_device or 1)
+        fill = min(beside, (self.terms.num_devices - 1) / stages)
         if fewer > 1 and outcome.keeps != cut.backward:
             fill = beside
         return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
