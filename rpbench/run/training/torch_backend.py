@@ -39,7 +39,8 @@ def torch_records(request: Request) -> list[Record]:
 
 def _prepare(request: Request) -> Work:
     asked, assembled = _request(request)
-    return scheduled(request, assembled, lambda: _executed(request, asked, assembled), lambda error: False)
+    work = scheduled(request, assembled, lambda: _executed(request, asked, assembled))
+    return replace(work, is_out_of_memory=lambda error: False)
 
 
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:

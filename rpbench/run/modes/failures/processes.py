@@ -35,10 +35,9 @@ def prepare(request: Request) -> Work:
     assembled = assembled_of(replace(request, num_steps=1))
     plan = _plan(request, asked, assembled)
     whole = assembled_of(request)
-    work = scheduled(
-        request, assembled, lambda: Outcome(_carried_out(plan, asked, assembled, whole)), lambda error: False
-    )
-    return replace(work, opening={**work.opening, "policy": asked.policy})
+    work = scheduled(request, assembled, lambda: Outcome(_carried_out(plan, asked, assembled, whole)))
+    opening = {**work.opening, "policy": asked.policy}
+    return replace(work, opening=opening, is_out_of_memory=lambda error: False)
 
 
 def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
