@@ -14,7 +14,7 @@ Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU 
 section 2; Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, for the collectives.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from rpbench.cost.hardware.basis import Basis
@@ -35,22 +35,16 @@ from rpbench.sim.longest_path import simulate_graph
 
 def bound_cut(case: Case) -> Partition:
     """The artifact's cut if it fits; else the cut that lacks least memory, and then has the fastest slowest stage."""
-    return symmetric(case.cut or _best(_Key(case)))
+    identity = (case.model, case.num_devices, case.settings, tuple(sorted(case.basis.values.items())))
+    return symmetric(case.cut or _best(_Key(identity, case)))
 
 
+@dataclass(frozen=True)
 class _Key:
     """A case as a cache key: equal where its cut is."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        settings = case.settings
-        self._identity = (case.model, case.num_devices, settings, tuple(sorted(case.basis.values.items())))
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._identity == other._identity
+    identity: tuple[object, ...]
+    case: Case = field(compare=False)
 
 
 @lru_cache(maxsize=256)

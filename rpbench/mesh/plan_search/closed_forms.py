@@ -5,9 +5,9 @@ columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory` fo
 the best plans afterwards.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import log2
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from rpbench.mesh.placement import hop_bytes_per_s, reached
 from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import Layer
 
 ROUNDING = 1e-9  # relative gain by which a cut must be better
 
@@ -68,32 +69,38 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
     own, layers = question.architecture, question.architecture.layers
     kinds = {kind: layers.count(kind) / len(layers) for kind in job.kinds}
 
-    def mean(name: str) -> float:
-        return sum(part * getattr(job.kinds[kind], name) for kind, part in kinds.items())
+    def mean(of: Callable[[Layer], float]) -> float:
+        return sum(part * of(kind) for kind, part in kinds.items())
 
-    dense = sum(part * own.dense_parameters(kind) for kind, part in kinds.items())
-    experts = sum(part * own.expert_parameters(kind) for kind, part in kinds.items())
-    adapters = [(part, *adapter_parameters(job, kind)) for kind, part in kinds.items()]
+    def seconds(name: str) -> float:
+        return mean(lambda kind: getattr(job.kinds[kind], name))
+
+    dense, experts = mean(own.dense_parameters) / inner.tensor, mean(own.expert_parameters) / inner.expert
+    learned, learned_experts = dense, experts
+    if own.lora_rank:
+        learned = mean(lambda kind: adapter_parameters(job, kind)[0])
+        learned_experts = mean(lambda kind: adapter_parameters(job, kind)[1])
     rows, again = padded_vocab(job) / inner.tensor, float(inner.recompute in LAYERWISE)
+    whole = mean(partial(layer_bytes, job))
     return {
-        "forward": mean("forward_all"),
-        "backward": mean("backward_all"),
-        "input_grad": mean("input_grad_all"),
-        "weight_grad": mean("weight_grad"),
-        "recompute": mean("recompute"),
+        "forward": seconds("forward_all"),
+        "backward": seconds("backward_all"),
+        "input_grad": seconds("input_grad_all"),
+        "weight_grad": seconds("weight_grad"),
+        "recompute": seconds("recompute"),
         "head": job.head.forward_all + job.head.backward_all,
         "hop": 2.0 * job.microbatch_tokens * own.hidden / inner.tensor,
-        "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
-        "whole": sum(part * layer_bytes(job, kind) for kind, part in kinds.items()),
-        "made_again": WEIGHT_SHARE * sum(part * layer_bytes(job, kind) for kind, part in kinds.items()) * again,
+        "kept": mean(partial(kept_bytes, job)),
+        "whole": whole,
+        "made_again": WEIGHT_SHARE * whole * again,
         "fits": float(inner.recompute == "fitting"),
         "working": working_set_bytes(job),
         "logits": logits_bytes(job),
         "logits_waiting": logits_bytes(job) * (1.0 - again),  # for every microbatch in flight
-        "dense": dense / inner.tensor,
-        "experts": experts / inner.expert,
-        "learned": sum(part * of_layer for part, of_layer, _ in adapters) if own.lora_rank else dense / inner.tensor,
-        "learned_experts": sum(part * each for part, _, each in adapters) if own.lora_rank else experts / inner.expert,
+        "dense": dense,
+        "experts": experts,
+        "learned": learned,
+        "learned_experts": learned_experts,
         "bits": bits_of_weights(job),
         "stepped": job.optimizer_share,
         "moved": job.optimizer_traffic_share,
