@@ -136,9 +136,8 @@ def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
 
     def ratio(name: str, new: Seconds, old: Seconds) -> float:
         of = {"forward": "forward_all", "recompute": "forward_all", "backward": "backward_all"}.get(name, name)
-        before: float = getattr(old, of)
-        after: float = getattr(new, of)
-        return after / before if before else 1.0
+        before = getattr(old, of)
+        return getattr(new, of) / before if before else 1.0
 
     layers: dict[str, Any] = {
         name: [time * ratio(name, *pair) for time, pair in zip(getattr(times, name), pairs, strict=True)]

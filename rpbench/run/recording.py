@@ -171,8 +171,7 @@ def origin() -> Fields:
 def run(request: Request) -> list[Record]:
     """Records of a request, made or found, on disk on return; ValueError if it is wrong, with nothing written."""
     mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
-    found: list[Record] = mode.records(request)
-    return found
+    return list(mode.records(request))
 
 
 @contextmanager

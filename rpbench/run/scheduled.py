@@ -220,10 +220,9 @@ def contender_of(request: Request) -> Contender:
 def terms_of_request(request: Request) -> Terms:
     """The terms of a request; ConfigError for a cost or a choice that does not go with a search."""
     _check(request)
-    assert request.model is not None  # as checked
     source: Source = "published" if request.cost.name == "published" else "analytic"
     found = terms_of(
-        request.model,
+        request.given_model,
         request.cluster,
         numbers_on(request.cluster, request.cost, request.software),
         num_devices=request.num_devices,

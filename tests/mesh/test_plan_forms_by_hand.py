@@ -315,4 +315,4 @@ def test_a_verdict_has_a_margin_of_two_standard_deviations(need, answer):
     found = job(Mesh(sharing=Sharing("none")))
     room = found.machine.device.memory_bytes
     size = (need * room - (found.machine.reserved_memory_bytes or 0)) / found.software.scale
-    assert fullest(found, [{"weights": size}]).verdict(log_sd=0.06).answer == answer
+    assert fullest(found, [{"weights": size}]).verdict().answer == answer

@@ -59,8 +59,7 @@ class AcceleratorTeam:
 
     def check(self, sequence_tokens: int) -> Parity:
         """Its distance from plain training, on short sequences; in a dry run also the findings on its streams."""
-        assert self._request.model is not None
-        model = replace(self._request.model, seq_len=sequence_tokens)
+        model = replace(self._request.given_model, seq_len=sequence_tokens)
         ran = run_accelerated(replace(self._request, model=model, verify=True), replace(self._assembled, model=model))
         fields = {key: value for key, value in ran.fields.items() if not key.startswith("predicted_")}
         return fields | (verified(ran.training) if self._is_dry else {})
@@ -93,8 +92,7 @@ class AbsentTeam:
 
 
 def accelerator_teams(request: Request, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-    mode, assembled = request.mode, assembled_of(request)
-    assert isinstance(mode, GpuDuel)
+    mode, assembled = request.mode_as(GpuDuel), assembled_of(request)
     device, tolerance = "cpu" if _is_dry(request) else accelerator.kind(), WHOLE_BOUNDS[DTYPES[request.dtype]]
     for entrant in entrants:
         package, needs_cuda = PACKAGES.get(entrant.engine, ("torch", False))
@@ -141,8 +139,7 @@ def _is_dry(request: Request) -> bool:
 
 
 def _check(request: Request) -> None:
-    model, asked = request.model, request.optimizer
-    assert model is not None
+    model, asked = request.given_model, request.optimizer
     dtypes = ("float32", "bfloat16")
     if request.dtype not in dtypes:
         raise ConfigError(

@@ -196,11 +196,8 @@ def planned_teams(
     asked: Request, plans: Mapping[str, WholePlan], entrants: Sequence[Contender], stack: ExitStack
 ) -> Iterator[tuple[str, Team]]:
     """Contenders with their plans, on the same weights and tokens, which follow from the seed."""
-    mode = asked.mode
-    assert isinstance(mode, Duel)
-    assert asked.model is not None
     sequences, num_microbatches = asked.workload.microbatch_sequences, asked.num_microbatches
-    workload = synthetic(asked.model, sequences, asked.dtype, asked.seed, num_microbatches)
+    workload = synthetic(asked.given_model, sequences, asked.dtype, asked.seed, num_microbatches)
     optimizer = OptimizerSettings(asked.optimizer.learning_rate, asked.optimizer.weight_decay)
     cores = usable_cores()
     backend = stack.enter_context(CpuBackend(cores))
@@ -211,7 +208,7 @@ def planned_teams(
             assert plan.schedule.partition is not None
             partition = plan.schedule.partition.forward
             case = case_of(asked, "torch_pipelining", "1F1B", partition=partition, recompute=recompute)
-            ranks = stack.enter_context(Ranks(asked.num_devices, mode.timeout_s))
+            ranks = stack.enter_context(Ranks(asked.num_devices, asked.mode_as(Duel).timeout_s))
             yield entrant.name, TorchTeam(plan, case, ranks, make_program(plan.schedule, plan.costs), cores)
         else:
             settings, waits = Settings(optimizer, recompute=recompute), entrant.engine != "side by side"
@@ -220,11 +217,10 @@ def planned_teams(
 
 def case_of(request: Request, system: str, schedule: str, **more: Any) -> Case:
     """The training of a request on another system; `more` are further fields of the case."""
-    assert request.model is not None
     asked = request.optimizer
     return Case(
         system,
-        asdict(request.model),
+        asdict(request.given_model),
         request.num_microbatches,
         schedule,
         request.workload.microbatch_sequences,
