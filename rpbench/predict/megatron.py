@@ -15,7 +15,7 @@ section 2; Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, for the 
 """
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_partition
@@ -54,12 +54,10 @@ def _best(key: _Key) -> tuple[int, ...]:
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     head = times.head_forward + times.head_backward
     limit = case.basis.get("device_memory_bytes", float("inf")) - case.basis.get("reserved_memory_bytes", 0.0)
-    sizes: dict[tuple[int, int], float] = {}
 
+    @cache
     def size(stage: int, count: int) -> float:
-        if (stage, count) not in sizes:
-            sizes[stage, count] = sum(pipeline_stage(case, stage, count).values())
-        return sizes[stage, count]
+        return sum(pipeline_stage(case, stage, count).values())
 
     def lacks(cut: tuple[int, ...]) -> float:
         return max(0.0, max(size(stage, count) for stage, count in enumerate(cut)) - limit)

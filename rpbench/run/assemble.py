@@ -267,14 +267,13 @@ def pose(request: Request) -> Problem:
 def _published(request: Request) -> Partition | None:
     """The published partition: required by `partition=published`, otherwise only a start for other methods."""
     name = (request.model.published_name if request.model else None) or ""
-    if request.partition == "published":
-        return published_partition(request.entry.name, name)
-    if request.cost.name != "published":
-        return None
     try:
-        return published_partition(request.entry.name, name)
+        if "published" in (request.partition, request.cost.name):
+            return published_partition(request.entry.name, name)
     except ValueError:
-        return None
+        if request.partition == "published":
+            raise
+    return None
 
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
