@@ -18,8 +18,7 @@ from rpbench.mesh.layers.layer_seconds import Seconds, Setting
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory, fitted, mesh_sizes
-from rpbench.mesh.ordered_step import simulate_step, with_rest
-from rpbench.mesh.replicas import layered, scatter_layers
+from rpbench.mesh.ordered_step import layered, scatter_layers, simulate_step, with_rest
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
