@@ -58,7 +58,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}
     opening |= {"schema": record.SCHEMA, "surroundings": provenance.surroundings(measured=request.measures)}
     events = Events(folder, opening["started_at"])
-    mirror = tracking.begun(request, opening)
+    mirror = tracking.Mirror(request, opening)
     try:
         files: dict[str, str] = {}
         for file, text in work.files.items():
