@@ -7,8 +7,7 @@ import pytest
 
 from rpbench.mesh.layout import SHARDED, Mesh, Sharing
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plan_search.closed_forms import Question, Timed, time_plans
-from rpbench.mesh.plan_search.fitting import fastest_first, nearest, spare_bytes
+from rpbench.mesh.plan_search.closed_forms import Question, Timed, fastest_first, nearest, spare_bytes, time_plans
 from rpbench.mesh.plan_search.plans import EVEN, SCHEDULES, Inner, Plans, Space, enumerate_plans
 from rpbench.workload.counts import Experts
 from tests.mesh.jobs import job

@@ -1,4 +1,4 @@
-"""Closed forms in arrays: seconds and bytes of all plans of a search at once.
+"""Closed forms in arrays: seconds and bytes of all plans of a search at once, and which plans fit by them.
 
 Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
 columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory` for the mean layer. The search simulates
@@ -23,12 +23,15 @@ from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import adapter_parameters, states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
-from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans
+from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans, Space, enumerate_plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Layer
 
 ROUNDING = 1e-9  # relative gain by which a cut must be better
+NEAREST = 200  # most plans, slightly too large by closed forms, whose memory is counted from their orders
+NEAR = 0.15  # fraction of a device's memory that these may lack; closed forms are off by at most 8 % there
+DOUBTED = 0.08  # fraction of a device's memory: plans that lack no more are also counted from their orders
 
 
 class Question(NamedTuple):
@@ -45,6 +48,18 @@ class Question(NamedTuple):
         """A run with these inner choices on these devices; `more` are fields of a `Job`."""
         own, known = self.architecture, self.software
         return Job(own, machine, mesh, known, self.seq_len, inner.sequences, self.precision, inner.recompute, **more)
+
+    def job_of(self, plans: Plans, number: int) -> Job:
+        """The run of a plan."""
+        return self.job(
+            plans.inners[int(plans.inner[number])],
+            self.machine,
+            plans.mesh(number),
+            num_microbatches=int(plans.microbatches[number]),
+            schedule=plans.schedules[int(plans.schedule[number])],
+            chunks=int(plans.chunks[number]),
+            cut=plans.cut(number, len(self.architecture.layers)),
+        )
 
 
 class Timed(NamedTuple):
@@ -136,6 +151,42 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     nodes = question.machine.num_apart
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
     return Timed(step, forms.peak_bytes())
+
+
+def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
+    """All plans with their seconds and bytes by closed forms; ValueError if none divides.
+
+    Each is cut evenly, or so that its busiest rank has least work, if that fits as well.
+    """
+    even = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
+    table = layer_table(question, even.inners)
+    other = balanced(question, even, table)
+    timed, found = time_plans(question, even, table), time_plans(question, other, table)
+    better = (spare_bytes(question, found) >= 0) | (found.peak_bytes <= timed.peak_bytes)
+    better &= found.step_s < timed.step_s
+    columns = (np.where(better, *pair) for pair in zip(found, timed, strict=True))
+    return replace(even, last=np.where(better, other.last, even.last)), Timed(*columns)
+
+
+def spare_bytes(question: Question, timed: Timed) -> Floats:
+    """Free bytes of each plan's fullest device, by closed forms; below 0 if the plan does not fit."""
+    machine = question.machine
+    room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
+    return room - question.software.scale * timed.peak_bytes
+
+
+def fastest_first(timed: Timed, spare: Floats, may_lack: float = 0.0) -> Ints:
+    """Numbers of the plans that lack at most `may_lack` bytes by closed forms, the fastest first."""
+    fitting = spare >= -may_lack
+    return np.argsort(np.where(fitting, timed.step_s, np.inf), kind="stable")[: int(fitting.sum())]
+
+
+def nearest(question: Question, spare: Floats) -> Ints:
+    """Numbers of the plans that lack little by closed forms, and of the smallest plan; the smallest first."""
+    order = np.argsort(-spare, kind="stable")[:NEAREST]
+    near = spare[order] > -NEAR * question.machine.device.memory_bytes
+    near[0] = True
+    return order[near]
 
 
 class _Forms:
