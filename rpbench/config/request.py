@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from rpbench.config.mesh import MeshChoice
     from rpbench.mesh.software import Software
 
+M = TypeVar("M", bound=Mode)
+
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
-DEVICES = 8  # of a run whose cluster does not say how many it has
+DEVICES = 8  # of a run on a cluster that does not say how many a host has
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,17 @@ class Request:
     software: "Software | None" = None  # whose kernels cost=analytic counts, if named
     mesh: "MeshChoice | None" = None
     pieces: int = 1
+
+    def mode_as(self, kind: type[M]) -> M:
+        """The mode of a run that is known to be of this kind."""
+        assert isinstance(self.mode, kind)
+        return self.mode
+
+    @property
+    def given_model(self) -> Architecture:
+        """The model of a run that would have been refused without one."""
+        assert self.model is not None
+        return self.model
 
     @property
     def entry(self) -> Entry:
@@ -188,7 +201,8 @@ def request_of(found: Composed) -> Request:
     model = None if shape.get("name") == ABSTRACT else built(Architecture, "model", shape)
     software = _software(config)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model, software)
-    config = replace(config, num_devices=_num_devices(config, cluster))
+    if config.num_devices is None:
+        config = replace(config, num_devices=DEVICES if cluster.num_devices is None else cluster.node_devices)
     check_sizes(config, mesh.mesh.pipeline if mesh else config.num_devices or 1)
     mode = _mode(config)
     eager = software.kernels != "tiled" if software else has_engine(cluster.measured)
@@ -364,13 +378,6 @@ def _meshed(
     if mesh.machine is not None:
         config = replace(config, charge="hops", offload="none")
     return config, choices, mesh
-
-
-def _num_devices(config: RunConfig, cluster: Machine) -> int:
-    """The requested devices; by default those of a host of the cluster."""
-    if config.num_devices is not None:
-        return config.num_devices
-    return DEVICES if cluster.num_devices is None else cluster.node_devices
 
 
 def _own_generator(entry: Entry) -> SourceFile | None:

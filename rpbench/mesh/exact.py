@@ -18,8 +18,7 @@ from rpbench.mesh.layers.layer_seconds import Seconds, Setting
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory, fitted, mesh_sizes
-from rpbench.mesh.ordered_step import simulate_step, with_rest
-from rpbench.mesh.replicas import layered, scatter_layers
+from rpbench.mesh.ordered_step import layered, scatter_layers, simulate_step, with_rest
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
@@ -136,9 +135,8 @@ def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
 
     def ratio(name: str, new: Seconds, old: Seconds) -> float:
         of = {"forward": "forward_all", "recompute": "forward_all", "backward": "backward_all"}.get(name, name)
-        before: float = getattr(old, of)
-        after: float = getattr(new, of)
-        return after / before if before else 1.0
+        before = getattr(old, of)
+        return getattr(new, of) / before if before else 1.0
 
     layers: dict[str, Any] = {
         name: [time * ratio(name, *pair) for time, pair in zip(getattr(times, name), pairs, strict=True)]

@@ -23,6 +23,7 @@ from rpbench.registry import entry
 from rpbench.workload.counts import BYTES_PER_VALUE, Layer
 
 Bytes = dict[str, float]
+LOG_SD = 0.06  # of counted over measured bytes
 _NO_LAYER = LayerSize(0, 0, 0)
 _NOTHING = ModelBytes((_NO_LAYER,), _NO_LAYER, _NO_LAYER, 0, 0, 0, keeps_activations=True, until_weights=WEIGHT_SHARE)
 
@@ -110,14 +111,14 @@ class Fullest(NamedTuple):
         """Bytes that a device lacks; 0 where the run fits, without a margin."""
         return max(0.0, self.needed - self.room)
 
-    def verdict(self, log_sd: float = 0.06) -> Verdict:
+    def verdict(self) -> Verdict:
         """Whether it fits, with a margin of two standard deviations."""
         largest = max(self.classes, key=lambda name: self.classes[name])
         sizes = f"{self.needed / 1e9:.1f} GB of {self.room / 1e9:.1f} GB"
         text = f"rank {self.rank} needs {sizes}; the most is {largest}"
-        if self.needed > self.room * (1 + 2 * log_sd):
+        if self.needed > self.room * (1 + 2 * LOG_SD):
             return Verdict("oom", text)
-        return Verdict("close" if self.needed > self.room * (1 - 2 * log_sd) else "ok", text)
+        return Verdict("close" if self.needed > self.room * (1 - 2 * LOG_SD) else "ok", text)
 
 
 def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:

@@ -47,9 +47,8 @@ def with_collectives(machine: Machine, software: Software) -> Machine:
 
 
 def _reached_inside(machine: Machine, software: Software) -> float:
-    measured = machine.ring_bytes_per_s
-    if measured is not None:
-        return measured
+    if machine.ring_bytes_per_s is not None:
+        return machine.ring_bytes_per_s
     return (machine.intra_bytes_per_s or machine.device.link_bytes_per_s) * software.constants["intra"]
 
 

@@ -97,13 +97,12 @@ def _ends_s(job: Job) -> float:
     first rank's parameters once a step.
     """
     own, mesh = job.architecture, job.mesh
+    if mesh.pipeline > 1:
+        whole = gathered_layer(job, job.head, held(job, 0).dense)
+        return whole.gather + whole.scatter
     root = padded_vocab(job) * own.hidden / mesh.tensor * (1 if own.tied else 2)
     found = gathered_layer(job, job.head, root)
-    if mesh.pipeline == 1:
-        return found.scatter + found.gather * job.num_microbatches
-    stage = held(job, 0)
-    whole = gathered_layer(job, job.head, stage.dense)
-    return whole.gather + whole.scatter
+    return found.scatter + found.gather * job.num_microbatches
 
 
 def _fullest(job: Job) -> set[int]:

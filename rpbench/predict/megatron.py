@@ -14,8 +14,8 @@ Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU 
 section 2; Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, for the collectives.
 """
 
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_partition
@@ -35,22 +35,16 @@ from rpbench.sim.longest_path import simulate_graph
 
 def bound_cut(case: Case) -> Partition:
     """The artifact's cut if it fits; else the cut that lacks least memory, and then has the fastest slowest stage."""
-    return symmetric(case.cut or _best(_Key(case)))
+    identity = (case.model, case.num_devices, case.settings, tuple(sorted(case.basis.values.items())))
+    return symmetric(case.cut or _best(_Key(identity, case)))
 
 
+@dataclass(frozen=True)
 class _Key:
     """A case as a cache key: equal where its cut is."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        settings = case.settings
-        self._identity = (case.model, case.num_devices, settings, tuple(sorted(case.basis.values.items())))
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._identity == other._identity
+    identity: tuple[object, ...]
+    case: Case = field(compare=False)
 
 
 @lru_cache(maxsize=256)
@@ -60,12 +54,10 @@ def _best(key: _Key) -> tuple[int, ...]:
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     head = times.head_forward + times.head_backward
     limit = case.basis.get("device_memory_bytes", float("inf")) - case.basis.get("reserved_memory_bytes", 0.0)
-    sizes: dict[tuple[int, int], float] = {}
 
+    @cache
     def size(stage: int, count: int) -> float:
-        if (stage, count) not in sizes:
-            sizes[stage, count] = sum(pipeline_stage(case, stage, count).values())
-        return sizes[stage, count]
+        return sum(pipeline_stage(case, stage, count).values())
 
     def lacks(cut: tuple[int, ...]) -> float:
         return max(0.0, max(size(stage, count) for stage, count in enumerate(cut)) - limit)

@@ -18,8 +18,6 @@ from rpbench.predict.systems import STEP, System, system
 
 # Standard deviations on either side of an interval that holds nine of ten normal errors.
 NORMAL = 1.645
-# Name of a constant of 1, whose deviation is the error that models of layers with experts leave.
-EXPERTS_UNMODELLED = "experts_unmodelled"
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,10 @@ def _with_interval(found: Prediction, chosen: System) -> Prediction:
     case, rate = found.case, found.tokens_per_s
     assert rate is not None
     sensitivity = _differences(chosen, case) if chosen.slopes is None else chosen.slopes(case)
-    # and the error of the system's model itself, as a constant of 1
+    # and the errors that the models of the system, and of layers with experts, leave, as constants of 1
     slopes = {**sensitivity, f"{case.system.replace('-', '_')}_unmodelled": 1.0}
     if case.model.experts is not None:
-        slopes[EXPERTS_UNMODELLED] = 1.0
+        slopes["experts_unmodelled"] = 1.0
     deviations = (slope * case.basis.declared[name].within for name, slope in slopes.items())
     factor = exp(NORMAL * sqrt(sum(deviation**2 for deviation in deviations)))
     return replace(found, low=rate / factor, high=rate * factor, sensitivity=sensitivity)

@@ -26,8 +26,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.mesh.layers.layer_times import times_of
 from rpbench.plan.even_and_greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms, waiting_s
-from rpbench.predict.streaming import Jobs
-from rpbench.predict.traffic import Run, devices_per_complex, timed
+from rpbench.predict.streaming import Jobs, Run, devices_per_complex, timed
 
 # Visits of stages to devices over which the interval between asynchronous steps is taken, and the most steps.
 TIMED_VISITS, MOST_STEPS = 300, 4

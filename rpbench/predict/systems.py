@@ -39,8 +39,7 @@ from rpbench.predict import footprint, megatron, roundpipe
 from rpbench.predict.case import Case, Terms, ring, waiting_s
 from rpbench.predict.footprint import Footprint
 from rpbench.predict.megatron import bound_cut
-from rpbench.predict.streaming import Jobs, Lanes, lanes_of
-from rpbench.predict.traffic import Need, Needs, Run, timed_with
+from rpbench.predict.streaming import Jobs, Lanes, Need, Needs, Run, lanes_of, timed_with
 from rpbench.registry import unknown_name
 from rpbench.sim.shared_links import HOST
 from rpbench.workload.counts import BYTES_PER_VALUE

@@ -197,12 +197,9 @@ class Journal:
     def __init__(self, results: Path | None = None, plan: Plan | None = None, number: int = 0) -> None:
         self._results, self._plan, self._number = results, plan, number
         self._is_written = False
-        self._machine: str | None = None
 
     def ended(self, rows: Sequence[Record]) -> None:
         """The cell has these records."""
-        measured = any(row.get("evidence") in ("measured", "emulated") for row in rows)
-        self._machine = machine_word() if measured else None
         worst = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
         self._write(_worst(rows), worst.get("reason") or "", rows)
 
@@ -221,8 +218,8 @@ class Journal:
             return
         line: dict[str, Any] = {"plan": self._plan.plan_id, "cell": self._number, "state": state, "reason": reason}
         line |= {"run_ids": [row["run_id"] for row in rows], "digests": [row.get("digest", "") for row in rows]}
-        if self._machine:
-            line["machine"] = self._machine
+        if any(row.get("evidence") in ("measured", "emulated") for row in rows):
+            line["machine"] = machine_word()
         if self._plan.command:
             line["command"] = self._plan.command
         path = self._plan.folder(self._results) / f"{provenance.host_word()}-{os.getpid()}.jsonl"

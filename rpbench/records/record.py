@@ -320,12 +320,6 @@ def append_line(path: Path, line: str) -> None:
     boundary()
 
 
-class Events:
-    """`events.jsonl` of a run, appended line by line, so that a killed run leaves a trace."""
-
-    def __init__(self, folder: Path, now: str) -> None:
-        self._path = folder / "events.jsonl"
-        self.add("started", at=now)
-
-    def add(self, event: str, **details: Any) -> None:
-        append_line(self._path, json.dumps({"event": event, **details}))
+def add_event(folder: Path, event: str, **details: Any) -> None:
+    """Append a line to `events.jsonl` of a run, so that a killed run leaves a trace."""
+    append_line(folder / "events.jsonl", json.dumps({"event": event, **details}))

@@ -21,7 +21,7 @@ from rpbench.cost.published import published_partition, published_tokens_per_mic
 from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, moved_bytes
 from rpbench.ir.action import RECV, SEND, STEPPING
-from rpbench.ir.analysis import Analysis, analysed
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.moved_objects import LINKS, carries
 from rpbench.ir.partition import Partition, split_evenly, symmetric
@@ -72,15 +72,6 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
     return stream(schedule, prefetch=prefetch, activations=offload == "all")
 
 
-def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
-    """Raise ConfigError for transfers of a model without a shape, whose bytes are unknown."""
-    if sizes is None and has_transfers(schedule):
-        raise ConfigError(
-            "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
-            "or offload=none"
-        )
-
-
 def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> float:
     """Seconds by which the last computation would end sooner if no transfer took time.
 
@@ -91,10 +82,9 @@ def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence
 
 
 def transfer_bytes(
-    schedule: Schedule | Analysis, sizes: ModelBytes | None, costs: CostTable, keeps: Sequence[int] | None = None
+    analysis: Analysis, sizes: ModelBytes | None, costs: CostTable, keeps: Sequence[int] | None
 ) -> dict[str, Any]:
     """Record fields: bytes over each kind of link, per device; empty without transfers."""
-    analysis = analysed(schedule)
     if sizes is None or not (carries(analysis.schedule) or costs.carry):
         return {}
     moved = moved_bytes(analysis, sizes, keeps, costs.carry)
@@ -199,8 +189,11 @@ def built(
 
 def check_built(request: Request, schedule: Schedule) -> None:
     """Refuse a schedule whose transfers, recomputation, SSDs or shards do not go with the request."""
-    if request.offload != "none":
-        check_sizes(schedule, _model_bytes(request))
+    if request.offload != "none" and has_transfers(schedule) and _model_bytes(request) is None:
+        raise ConfigError(
+            "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
+            "or offload=none"
+        )
     _check_schedule(request, schedule)
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
@@ -267,14 +260,13 @@ def pose(request: Request) -> Problem:
 def _published(request: Request) -> Partition | None:
     """The published partition: required by `partition=published`, otherwise only a start for other methods."""
     name = (request.model.published_name if request.model else None) or ""
-    if request.partition == "published":
-        return published_partition(request.entry.name, name)
-    if request.cost.name != "published":
-        return None
     try:
-        return published_partition(request.entry.name, name)
+        if "published" in (request.partition, request.cost.name):
+            return published_partition(request.entry.name, name)
     except ValueError:
-        return None
+        if request.partition == "published":
+            raise
+    return None
 
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:

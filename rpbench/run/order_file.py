@@ -29,7 +29,8 @@ def times_of_order(times: LayerTimes, schedule: Schedule) -> LayerTimes:
     if entry is None:
         return times
     shown: dict[str, object] = {"sequence_parallel": shape.sequence_parallel}
-    if _gathers_once(schedule):
+    gathered = sum(action.kind is Kind.UNSHARD for device, _, row in schedule.items() if device == 0 for action in row)
+    if gathered <= shape.num_stages * shape.num_steps:  # once a step, not for every visit
         shown |= dict.fromkeys(entry.gathers or ())
     return times_of_method(times, entry, shape.num_ranks, shown)
 
@@ -40,12 +41,6 @@ def leaves_boundaries(schedule: Schedule) -> bool:
     if schedule.weights is not Weights.STREAMED or schedule.shape.num_backward_stages == 1 or (entry and entry.lower):
         return False  # methods with a lowering of their own know what they keep
     return all(what != "A" for _, what in schedule.moves)
-
-
-def _gathers_once(schedule: Schedule) -> bool:
-    """Whether a device gathers the weights of a stage once a step, not for every visit."""
-    gathered = sum(action.kind is Kind.UNSHARD for device, _, row in schedule.items() if device == 0 for action in row)
-    return gathered <= schedule.shape.num_stages * schedule.shape.num_steps
 
 
 def cut_of(request: Request, schedule: Schedule, file: SourceFile) -> Schedule:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rpbench import tracking
@@ -16,7 +17,7 @@ from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records import provenance, record
 from rpbench.records.describe import describe, table
-from rpbench.records.record import Events, Record
+from rpbench.records.record import Record
 from rpbench.tracking.metrics import StepFeed
 from rpbench.untrusted import not_finite
 
@@ -57,14 +58,14 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     work = prepare(request)
     opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}
     opening |= {"schema": record.SCHEMA, "surroundings": provenance.surroundings(measured=request.measures)}
-    events = Events(folder, opening["started_at"])
-    mirror = tracking.begun(request, opening)
+    record.add_event(folder, "started", at=opening["started_at"])
+    mirror = tracking.Mirror(request, opening)
     try:
         files: dict[str, str] = {}
         for file, text in work.files.items():
             files |= record.put_file(folder, file, text)
         with work.steps.heard_by(mirror.step):
-            outcome = _carried_out(work, events)
+            outcome = _carried_out(work, folder)
         if outcome.timeline is not None and request.save_timeline:
             files |= record.put_file(folder, TIMELINE, outcome.timeline.to_csv())
     except BaseException:
@@ -76,21 +77,22 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     return row
 
 
-def _carried_out(work: Work, events: Events) -> Outcome:
+def _carried_out(work: Work, folder: Path) -> Outcome:
     """The outcome of the work; an error becomes a failed one."""
     began = time.perf_counter()
     try:
         outcome = work.carry_out()
     except Exception as error:
         if work.is_out_of_memory(error):
-            events.add("oom", reason=str(error))
+            record.add_event(folder, "oom", reason=str(error))
             return Outcome({"status": "oom", "reason": str(error).partition("\n")[0], "evidence": None})
-        events.add("failed", traceback=traceback.format_exc())
+        record.add_event(folder, "failed", traceback=traceback.format_exc())
         return Outcome({"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None})
     outcome = _of_numbers(outcome)
     status, reason = (outcome.fields.get(key) for key in ("status", "reason"))
-    more = {"words": outcome.words} if outcome.words else {}
-    events.add("finished", seconds=time.perf_counter() - began, status=status or "ok", reason=reason, **more)
+    words = {"words": outcome.words} if outcome.words else {}
+    took = time.perf_counter() - began
+    record.add_event(folder, "finished", seconds=took, status=status or "ok", reason=reason, **words)
     return outcome
 
 
@@ -171,8 +173,7 @@ def origin() -> Fields:
 def run(request: Request) -> list[Record]:
     """Records of a request, made or found, on disk on return; ValueError if it is wrong, with nothing written."""
     mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
-    found: list[Record] = mode.records(request)
-    return found
+    return list(mode.records(request))
 
 
 @contextmanager

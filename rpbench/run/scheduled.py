@@ -83,17 +83,12 @@ def assembled_of(request: Request) -> Assembled:
         return assemble(request) if request.tuning_budget is None else tuned(request)
 
 
-def scheduled(
-    request: Request,
-    assembled: Assembled,
-    execute: Callable[[], Outcome],
-    is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
-) -> Work:
+def scheduled(request: Request, assembled: Assembled, execute: Callable[[], Outcome]) -> Work:
     """The work of a schedule: a verdict on its memory, and if it fits, the outcome of `execute`."""
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}
     if assembled.plan is not None:
         files[TRIED] = _tried_csv(assembled.plan)
-    return Work(_shape(request, assembled), lambda: _outcome(request, assembled, execute), files, is_out_of_memory)
+    return Work(_shape(request, assembled), lambda: _outcome(request, assembled, execute), files)
 
 
 def _outcome(request: Request, assembled: Assembled, execute: Callable[[], Outcome]) -> Outcome:
@@ -225,10 +220,9 @@ def contender_of(request: Request) -> Contender:
 def terms_of_request(request: Request) -> Terms:
     """The terms of a request; ConfigError for a cost or a choice that does not go with a search."""
     _check(request)
-    assert request.model is not None  # as checked
     source: Source = "published" if request.cost.name == "published" else "analytic"
     found = terms_of(
-        request.model,
+        request.given_model,
         request.cluster,
         numbers_on(request.cluster, request.cost, request.software),
         num_devices=request.num_devices,

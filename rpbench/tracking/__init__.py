@@ -1,3 +1,3 @@
 """Trackers: copies of records at W&B; the record on disk stays the source."""
 
-from rpbench.tracking.wandb_run import Mirror, begun, mirror
+from rpbench.tracking.wandb_run import Mirror, mirror

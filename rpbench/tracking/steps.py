@@ -107,13 +107,8 @@ class StepWatch:
 
 
 def _gradients_of(training: Training, batch: int) -> Counter[int]:
-    flat = (action for _, _, row in training.schedule.items() for action in row)
-    return Counter(
-        action.microbatch // batch
-        for whole in flat
-        for action in parts_of(whole)
-        if action.kind in GRADIENT and action.microbatch is not None
-    )
+    flat = (part for _, _, row in training.schedule.items() for action in row for part in parts_of(action))
+    return Counter(part.microbatch // batch for part in flat if part.kind in GRADIENT and part.microbatch is not None)
 
 
 def clocked(timeline: Timeline, batch: int) -> list[Clocked]:

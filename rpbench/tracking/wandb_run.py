@@ -234,27 +234,19 @@ MARK = "mirror.json"
 
 
 class Mirror:
-    """A run without a tracker."""
+    """A run at W&B, if it has a tracker. After the first failure there, nothing more is sent."""
 
     step: Listener | None = None
 
-    def end(self, row: Record, timeline: Timeline | None) -> None:
-        """The run has its record."""
-
-    def abandon(self) -> None:
-        """The run was interrupted."""
-
-
-class WandbMirror(Mirror):
-    """A run at W&B. After the first failure there, nothing more is sent."""
-
     def __init__(self, request: Request, opening: Mapping[str, Any]) -> None:
+        self._run: Any = None
+        if request.tracker.name == "none":
+            return
         self._folder = request.results_dir / opening["run_id"]
         self._attempt = int(_mark(self._folder).get("attempt", 0)) + 1
         write_atomically(self._folder / MARK, json.dumps({"attempt": self._attempt, "arrived": False}) + "\n")
         expected = "simulated" if opening["backend"] == "virtual" else None
         self._in_slots = clock({"cost": opening["cost"], "evidence": expected}) == "slots"
-        self._run: Any = None
         self._guarded(lambda: setattr(self, "_run", start(request, opening, self._attempt)))
         self.step = self._step
 
@@ -272,6 +264,7 @@ class WandbMirror(Mirror):
             write_atomically(self._folder / MARK, json.dumps(mark) + "\n")
 
     def abandon(self) -> None:
+        """End a run that was interrupted."""
         if self._run is not None:
             self._guarded(lambda: self._run.finish(exit_code=130))
 
@@ -283,14 +276,10 @@ class WandbMirror(Mirror):
             print(f"rpbench: the record is kept, but wandb failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def begun(request: Request, opening: Mapping[str, Any]) -> Mirror:
-    return Mirror() if request.tracker.name == "none" else WandbMirror(request, opening)
-
-
 def mirror(request: Request, row: Record, timeline: Timeline | None) -> None:
     """Send an existing record, unless it has arrived before."""
     if request.tracker.name != "none" and not _mark(request.results_dir / row["run_id"]).get("arrived"):
-        begun(request, row).end(row, timeline)
+        Mirror(request, row).end(row, timeline)
 
 
 def _mark(folder: Path) -> dict[str, Any]:

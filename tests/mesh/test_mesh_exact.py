@@ -15,9 +15,8 @@ from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.exact import exact_terms, mesh_times, problem_of, under_mesh
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.ordered_step import _copies, simulate_step
+from rpbench.mesh.ordered_step import _copies, layered, simulate_step
 from rpbench.mesh.parameters import held, held_by_stage
-from rpbench.mesh.replicas import layered
 from rpbench.mesh.step import pipeline_terms, stages_of_step, step_terms
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard

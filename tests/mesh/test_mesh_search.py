@@ -17,8 +17,7 @@ from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import fitted, fullest
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plan_search import closed_forms
-from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
-from rpbench.mesh.plan_search.fitting import job_of, timed_plans
+from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans, timed_plans
 from rpbench.mesh.plan_search.plans import EVEN, Inner, Plans, Space, _chunks, enumerate_plans
 from rpbench.mesh.plan_search.search import (
     OF_EACH,
@@ -49,7 +48,7 @@ def test_every_plan_divides_and_makes_a_job():
     asked = question()
     plans = plans_of(asked)
     for number in range(0, plans.count, 7):
-        job = job_of(asked, plans, number)
+        job = asked.job_of(plans, number)
         assert job.mesh.num_devices == 16
         assert job.global_batch == 32
 
@@ -68,13 +67,13 @@ def test_closed_forms_in_arrays_are_near_those_of_single_plans(training):
     asked = asked._replace(architecture=replace(asked.architecture, **training))
     plans, timed = timed_plans(asked, Space())
     assert set(plans.last.tolist()) > {EVEN, 0}
-    ratios = [timed.step_s[n] / sum(step_terms(fitted(job_of(asked, plans, n))).values()) for n in range(plans.count)]
+    ratios = [timed.step_s[n] / sum(step_terms(fitted(asked.job_of(plans, n))).values()) for n in range(plans.count)]
     for shared, alone in product(range(len(SHARDED)), (True, False)):
         of_kind = (plans.shared == shared) & ((plans.pipeline == 1) == alone)
         if of_kind.any():
             assert np.median(np.abs(np.log(ratios))[of_kind]) < (0.002 if alone else 0.02)
     numbers = range(0, plans.count, 11)
-    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n)).classes.values()) for n in numbers]
+    sizes = [timed.peak_bytes[n] / sum(fullest(asked.job_of(plans, n)).classes.values()) for n in numbers]
     assert np.median(np.abs(np.log(sizes))) < 0.05
 
 
@@ -145,7 +144,7 @@ def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name, mode):
     asked = asked._replace(architecture=replace(asked.architecture, training_mode=mode, lora_rank=rank))
     plans, timed = timed_plans(asked, Space())
     numbers = range(0, plans.count, 17)
-    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n)).classes.values()) for n in numbers]
+    sizes = [timed.peak_bytes[n] / sum(fullest(asked.job_of(plans, n)).classes.values()) for n in numbers]
     assert max(abs(np.log(sizes))) < 0.15
     assert np.median(np.abs(np.log(sizes))) < 0.01
 
@@ -196,7 +195,7 @@ def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devic
     space = Space(sequences=(1,), max_chunks=2, schedules=("1f1b", "interleaved_1f1b", "zb_h1"))
     found = search(asked, space, 50)
     plans = plans_of(asked, space)
-    every = [simulate_job(job_of(asked, plans, number)) for number in range(plans.count)]
+    every = [simulate_job(asked.job_of(plans, number)) for number in range(plans.count)]
     best = min(each.step_time_s for each in every if each is not None)
     assert found.best[0].step_time_s <= 1.01 * best
     kinds = {}

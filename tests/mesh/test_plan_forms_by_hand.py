@@ -7,8 +7,7 @@ import pytest
 
 from rpbench.mesh.layout import SHARDED, Mesh, Sharing
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plan_search.closed_forms import Question, Timed, time_plans
-from rpbench.mesh.plan_search.fitting import fastest_first, nearest, spare_bytes
+from rpbench.mesh.plan_search.closed_forms import Question, Timed, fastest_first, nearest, spare_bytes, time_plans
 from rpbench.mesh.plan_search.plans import EVEN, SCHEDULES, Inner, Plans, Space, enumerate_plans
 from rpbench.workload.counts import Experts
 from tests.mesh.jobs import job
@@ -315,4 +314,4 @@ def test_a_verdict_has_a_margin_of_two_standard_deviations(need, answer):
     found = job(Mesh(sharing=Sharing("none")))
     room = found.machine.device.memory_bytes
     size = (need * room - (found.machine.reserved_memory_bytes or 0)) / found.software.scale
-    assert fullest(found, [{"weights": size}]).verdict(log_sd=0.06).answer == answer
+    assert fullest(found, [{"weights": size}]).verdict().answer == answer

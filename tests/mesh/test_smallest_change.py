@@ -9,11 +9,10 @@ from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import bytes_of_ranks, fullest, measured_bytes
-from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.fitting import FACTORS, job_of, timed_plans
+from rpbench.mesh.plan_search.closed_forms import Question, timed_plans
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.search import NothingFits, search
-from rpbench.mesh.plan_search.smallest_change import CUTS, changes, smallest_change
+from rpbench.mesh.plan_search.smallest_change import CUTS, FACTORS, changes, smallest_change
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import architecture
 
@@ -163,7 +162,7 @@ def test_more_devices_are_as_few_as_were_tried():
         on = whole.machine.with_devices(count) if count <= 4 else machine("dgx_h100").with_devices(count)
         asked = Question(whole.architecture, on, PLAIN, 4096, 16, "bf16")
         plans, _ = timed_plans(asked, replace(NARROW, max_context=count // 4))
-        assert not any(fits(job_of(asked, plans, number)) for number in range(plans.count))
+        assert not any(fits(asked.job_of(plans, number)) for number in range(plans.count))
 
 
 def test_where_nothing_helps_the_bytes_are_named():

@@ -7,8 +7,7 @@ import pytest
 from rpbench.ir.partition import Partition
 from rpbench.predict import megatron, roundpipe, systems
 from rpbench.predict.case import expert_s, loop_s
-from rpbench.predict.streaming import Jobs, lanes_of
-from rpbench.predict.traffic import timed
+from rpbench.predict.streaming import Jobs, lanes_of, timed
 
 
 def lanes(*, routed):

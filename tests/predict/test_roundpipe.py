@@ -8,7 +8,7 @@ import pytest
 from rpbench import registry
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.problem import Problem
-from rpbench.predict import roundpipe, traffic
+from rpbench.predict import roundpipe, streaming
 from rpbench.predict.settings import Settings
 from rpbench.predict.systems import STEP, system
 from rpbench.sim.longest_path import simulate
@@ -40,7 +40,7 @@ def test_the_warm_interval_does_not_depend_on_how_long_it_is_timed(case):
     found = []
     for steps in (5, 9):
         jobs = replace(roundpipe.asynchronous_jobs(small), steps=steps)
-        run, (first, last) = traffic.timed(jobs, small, small.basis), roundpipe.timed_steps(jobs)
+        run, (first, last) = streaming.timed(jobs, small, small.basis), roundpipe.timed_steps(jobs)
         found.append((run.computed_s(last) - run.computed_s(first)) / (last - first))
     assert found[0] == pytest.approx(found[1], rel=0.01)
 
@@ -111,7 +111,7 @@ def test_stage_weights_hold_every_parameter_once(case, name):
     adapters = model.trainable_parameters if model.lora_rank else 0
     ends = model.embedding_parameters + model.head_parameters
     layers = model.num_layers * model.layer_parameters
-    stages = traffic.Needs(roundpipe.synchronous_jobs(run), run, run.basis).stages
+    stages = streaming.Needs(roundpipe.synchronous_jobs(run), run, run.basis).stages
     forward, backward = (
         sum(stages.stage(number, backward=down).weights for number in range(len(counts)))
         for counts, down in ((plan.forward, False), (plan.backward, True))

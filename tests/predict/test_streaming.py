@@ -16,8 +16,7 @@ from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.passes.offload import stream
 from rpbench.predict import roundpipe
 from rpbench.predict.settings import Settings
-from rpbench.predict.streaming import Jobs, Slot, lanes_of
-from rpbench.predict.traffic import timed
+from rpbench.predict.streaming import Jobs, Slot, lanes_of, timed
 from rpbench.sim.graph import build_graph
 from rpbench.sim.shared_links import simulate_links
 

@@ -192,13 +192,11 @@ class _Kernels:
     """Products and element-wise work of one setting."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, constants = setting, setting.software.constants
-        self.c = constants
-        gpu = setting.machine.device
-        bits = BITS[setting.precision]
-        few = setting.microbatch_tokens / (setting.microbatch_tokens + constants["tokens"])
-        self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
-        self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
+        self.setting, self.c = setting, setting.software.constants
+        gpu, bits = setting.machine.device, BITS[setting.precision]
+        few = setting.microbatch_tokens / (setting.microbatch_tokens + self.c["tokens"])
+        self.rate_16 = few * gpu.matmul_rate(16) * self.c["matmul"]
+        self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * self.c["matmul_low"]
         self.units = gpu.multiprocessors
         self.bandwidth = setting.memory_rate
 
@@ -257,8 +255,7 @@ def _tiled(setting: Setting, layer: Layer) -> _Counted:
     input_grad = maps[1] + attention_back + 1.6 * element + experts[1]
     weight_grad = maps[2] + experts[2]
     num = LAYER_KERNELS[setting.software.attention] + 12 * layer.routed
-    floor = num * setting.software.constants["launch_s"]
-    waits = setting.software.constants["layer_s"]
+    floor, waits = num * kernels.c["launch_s"], kernels.c["layer_s"]
     forward = max(forward, floor) + waits
     input_grad = max(input_grad, 1.3 * floor) + waits
     return forward, input_grad, weight_grad, attention, attention_back
@@ -292,17 +289,15 @@ def head_seconds(setting: Setting) -> Seconds:
         forward, backward = (part / setting.mesh.tensor for part in eager_kernels(setting).head())
         return Seconds(forward, backward / 2, backward / 2)
     kernels, mesh, own = _Kernels(setting), setting.mesh, setting.architecture
-    rows = padded_vocab(setting) // mesh.tensor
-    tokens = setting.microbatch_tokens
+    rows, tokens = padded_vocab(setting) // mesh.tensor, setting.microbatch_tokens
     passes = 1 + own.num_prediction_layers
-    frozen = setting.has_adapters
     forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
     loss = tokens * rows * setting.software.loss_bytes / kernels.bandwidth * setting.software.constants["loss"]
     tensor = _one_sum_s(setting)
     return Seconds(
         passes * (forward + 0.5 * loss),
         passes * (input_grad + 0.5 * loss),
-        0.0 if frozen else passes * weight_grad,
+        0.0 if setting.has_adapters else passes * weight_grad,
         forward_exposed=passes * 0.5 * tensor,
         backward_exposed=passes * tensor,
     )
@@ -357,8 +352,7 @@ def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
     if setting.mesh.context > 1 and not setting.software.zigzag:
         flops *= 2.0 * setting.mesh.context / (setting.mesh.context + 1)
     rate = setting.machine.device.attention_rate(setting.software.attention) * kernels.c["attention"]
-    seen = 2.0 * keys
-    rate *= seen / (seen + 1000.0)
+    rate *= 2.0 * keys / (2.0 * keys + 1000.0)
     rate *= min(1.0, 0.85 + 0.15 * (own.score_dim - 64) / 64) if setting.software.attention != "flash1" else 1.0
     return flops / rate, 2.5 * flops / (0.85 * rate)
 

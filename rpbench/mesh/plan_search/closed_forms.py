@@ -1,13 +1,13 @@
-"""Closed forms in arrays: seconds and bytes of all plans of a search at once.
+"""Closed forms in arrays: seconds and bytes of all plans of a search at once, and which plans fit by them.
 
 Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
 columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory` for the mean layer. The search simulates
 the best plans afterwards.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import log2
 from typing import Any, NamedTuple
 
@@ -23,11 +23,15 @@ from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import adapter_parameters, states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
-from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans
+from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans, Space, enumerate_plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import Layer
 
 ROUNDING = 1e-9  # relative gain by which a cut must be better
+NEAREST = 200  # most plans, slightly too large by closed forms, whose memory is counted from their orders
+NEAR = 0.15  # fraction of a device's memory that these may lack; closed forms are off by at most 8 % there
+DOUBTED = 0.08  # fraction of a device's memory: plans that lack no more are also counted from their orders
 
 
 class Question(NamedTuple):
@@ -44,6 +48,18 @@ class Question(NamedTuple):
         """A run with these inner choices on these devices; `more` are fields of a `Job`."""
         own, known = self.architecture, self.software
         return Job(own, machine, mesh, known, self.seq_len, inner.sequences, self.precision, inner.recompute, **more)
+
+    def job_of(self, plans: Plans, number: int) -> Job:
+        """The run of a plan."""
+        return self.job(
+            plans.inners[int(plans.inner[number])],
+            self.machine,
+            plans.mesh(number),
+            num_microbatches=int(plans.microbatches[number]),
+            schedule=plans.schedules[int(plans.schedule[number])],
+            chunks=int(plans.chunks[number]),
+            cut=plans.cut(number, len(self.architecture.layers)),
+        )
 
 
 class Timed(NamedTuple):
@@ -68,32 +84,38 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
     own, layers = question.architecture, question.architecture.layers
     kinds = {kind: layers.count(kind) / len(layers) for kind in job.kinds}
 
-    def mean(name: str) -> float:
-        return sum(part * getattr(job.kinds[kind], name) for kind, part in kinds.items())
+    def mean(of: Callable[[Layer], float]) -> float:
+        return sum(part * of(kind) for kind, part in kinds.items())
 
-    dense = sum(part * own.dense_parameters(kind) for kind, part in kinds.items())
-    experts = sum(part * own.expert_parameters(kind) for kind, part in kinds.items())
-    adapters = [(part, *adapter_parameters(job, kind)) for kind, part in kinds.items()]
+    def seconds(name: str) -> float:
+        return mean(lambda kind: getattr(job.kinds[kind], name))
+
+    dense, experts = mean(own.dense_parameters) / inner.tensor, mean(own.expert_parameters) / inner.expert
+    learned, learned_experts = dense, experts
+    if own.lora_rank:
+        learned = mean(lambda kind: adapter_parameters(job, kind)[0])
+        learned_experts = mean(lambda kind: adapter_parameters(job, kind)[1])
     rows, again = padded_vocab(job) / inner.tensor, float(inner.recompute in LAYERWISE)
+    whole = mean(partial(layer_bytes, job))
     return {
-        "forward": mean("forward_all"),
-        "backward": mean("backward_all"),
-        "input_grad": mean("input_grad_all"),
-        "weight_grad": mean("weight_grad"),
-        "recompute": mean("recompute"),
+        "forward": seconds("forward_all"),
+        "backward": seconds("backward_all"),
+        "input_grad": seconds("input_grad_all"),
+        "weight_grad": seconds("weight_grad"),
+        "recompute": seconds("recompute"),
         "head": job.head.forward_all + job.head.backward_all,
         "hop": 2.0 * job.microbatch_tokens * own.hidden / inner.tensor,
-        "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
-        "whole": sum(part * layer_bytes(job, kind) for kind, part in kinds.items()),
-        "made_again": WEIGHT_SHARE * sum(part * layer_bytes(job, kind) for kind, part in kinds.items()) * again,
+        "kept": mean(partial(kept_bytes, job)),
+        "whole": whole,
+        "made_again": WEIGHT_SHARE * whole * again,
         "fits": float(inner.recompute == "fitting"),
         "working": working_set_bytes(job),
         "logits": logits_bytes(job),
         "logits_waiting": logits_bytes(job) * (1.0 - again),  # for every microbatch in flight
-        "dense": dense / inner.tensor,
-        "experts": experts / inner.expert,
-        "learned": sum(part * of_layer for part, of_layer, _ in adapters) if own.lora_rank else dense / inner.tensor,
-        "learned_experts": sum(part * each for part, _, each in adapters) if own.lora_rank else experts / inner.expert,
+        "dense": dense,
+        "experts": experts,
+        "learned": learned,
+        "learned_experts": learned_experts,
         "bits": bits_of_weights(job),
         "stepped": job.optimizer_share,
         "moved": job.optimizer_traffic_share,
@@ -129,6 +151,42 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     nodes = question.machine.num_apart
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
     return Timed(step, forms.peak_bytes())
+
+
+def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
+    """All plans with their seconds and bytes by closed forms; ValueError if none divides.
+
+    Each is cut evenly, or so that its busiest rank has least work, if that fits as well.
+    """
+    even = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
+    table = layer_table(question, even.inners)
+    other = balanced(question, even, table)
+    timed, found = time_plans(question, even, table), time_plans(question, other, table)
+    better = (spare_bytes(question, found) >= 0) | (found.peak_bytes <= timed.peak_bytes)
+    better &= found.step_s < timed.step_s
+    columns = (np.where(better, *pair) for pair in zip(found, timed, strict=True))
+    return replace(even, last=np.where(better, other.last, even.last)), Timed(*columns)
+
+
+def spare_bytes(question: Question, timed: Timed) -> Floats:
+    """Free bytes of each plan's fullest device, by closed forms; below 0 if the plan does not fit."""
+    machine = question.machine
+    room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
+    return room - question.software.scale * timed.peak_bytes
+
+
+def fastest_first(timed: Timed, spare: Floats, may_lack: float = 0.0) -> Ints:
+    """Numbers of the plans that lack at most `may_lack` bytes by closed forms, the fastest first."""
+    fitting = spare >= -may_lack
+    return np.argsort(np.where(fitting, timed.step_s, np.inf), kind="stable")[: int(fitting.sum())]
+
+
+def nearest(question: Question, spare: Floats) -> Ints:
+    """Numbers of the plans that lack little by closed forms, and of the smallest plan; the smallest first."""
+    order = np.argsort(-spare, kind="stable")[:NEAREST]
+    near = spare[order] > -NEAR * question.machine.device.memory_bytes
+    near[0] = True
+    return order[near]
 
 
 class _Forms:

@@ -134,10 +134,7 @@ def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> 
     contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]
     total = own.experts.total if own.experts and space.cuts_experts else 1
     experts = [e for e in _powers(total) if total % e == 0]
-    return [
-        Inner(t, c, e, b, recompute)
-        for t, c, e, b, recompute in product(tensors, contexts, experts, space.sequences, space.recomputes)
-    ]
+    return [Inner(*each) for each in product(tensors, contexts, experts, space.sequences, space.recomputes)]
 
 
 @lru_cache(maxsize=1024)

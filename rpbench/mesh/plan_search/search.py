@@ -16,8 +16,7 @@ from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import SHARDED
 from rpbench.mesh.memory import Bytes, Fullest, fitted, fullest
-from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.fitting import DOUBTED, fastest_first, job_of, nearest, spare_bytes, timed_plans
+from rpbench.mesh.plan_search.closed_forms import DOUBTED, Question, fastest_first, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Ints, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
@@ -84,7 +83,7 @@ class Candidates:
         self._known: dict[int, Prediction | None] = {}
 
     def job(self, number: int) -> Job:
-        return job_of(self._question, self.plans, number)
+        return self._question.job_of(self.plans, number)
 
     def simulated(self, order: Ints, most: int) -> tuple[Prediction, ...]:
         """The first plans of an order that fit, simulated, fastest first."""

@@ -25,12 +25,12 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES
 from rpbench.mesh.layout import SHARDED, Mesh, divisors
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.fitting import FACTORS, job_on_more_devices
+from rpbench.mesh.plan_search.closed_forms import Question, fastest_first, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.step import step_terms
 
 Settings = Mapping[str, Any]
+FACTORS = (2, 4, 8, 16, 32, 64)  # times as many devices
 CUTS = ("tensor", "pipeline", "context")
 
 
@@ -162,3 +162,30 @@ def _changed_mesh(mesh: Mesh, settings: Settings) -> Mesh | None:
 
 def _giga(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
+
+
+def job_on_more_devices(question: Question, space: Space) -> Job | None:
+    """A plan that fits, with the same global batch, on the smallest tried number of devices that has one.
+
+    On n times as many devices, context parallelism up to n is allowed as well.
+    """
+    for factor in FACTORS:
+        machine = question.machine.with_devices(factor * question.machine.size)
+        wider = replace(space, max_context=max(space.max_context, factor))
+        job = next(_fitting_jobs(question._replace(machine=machine), wider), None)
+        if job is not None:
+            return job
+    return None
+
+
+def _fitting_jobs(question: Question, space: Space) -> Iterator[Job]:
+    """Plans that fit, with memory counted from their orders: by closed forms the fastest first, then the nearest."""
+    try:
+        plans, timed = timed_plans(question, space)
+    except ValueError:  # the batch is too small for so many devices
+        return
+    spare = spare_bytes(question, timed)
+    for number in (*fastest_first(timed, spare).tolist(), *nearest(question, spare).tolist()):
+        job = question.job_of(plans, number)
+        if not fullest(job).lacks:
+            yield job

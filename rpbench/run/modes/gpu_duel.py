@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -58,8 +59,7 @@ class AcceleratorTeam:
 
     def check(self, sequence_tokens: int) -> Parity:
         """Its distance from plain training, on short sequences; in a dry run also the findings on its streams."""
-        assert self._request.model is not None
-        model = replace(self._request.model, seq_len=sequence_tokens)
+        model = replace(self._request.given_model, seq_len=sequence_tokens)
         ran = run_accelerated(replace(self._request, model=model, verify=True), replace(self._assembled, model=model))
         fields = {key: value for key, value in ran.fields.items() if not key.startswith("predicted_")}
         return fields | (verified(ran.training) if self._is_dry else {})
@@ -91,23 +91,16 @@ class AbsentTeam:
         raise Absent(self.why)
 
 
-@dataclass(frozen=True)
-class AcceleratorTeams:
-    request: Request
-
-    def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        request, mode, assembled = self.request, self.request.mode, assembled_of(self.request)
-        assert isinstance(mode, GpuDuel)
-        device, tolerance = "cpu" if _is_dry(request) else accelerator.kind(), WHOLE_BOUNDS[DTYPES[request.dtype]]
-        for entrant in entrants:
-            if entrant.engine not in SYSTEMS:
-                yield entrant.name, AcceleratorTeam(request, assembled)
-                continue
-            package, needs_cuda = PACKAGES.get(entrant.engine, ("torch", False))
-            why = why_missing(package, needs_cuda=needs_cuda)
-            if why is not None:
-                yield entrant.name, AbsentTeam(why)
-                continue
+def accelerator_teams(request: Request, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
+    mode, assembled = request.mode_as(GpuDuel), assembled_of(request)
+    device, tolerance = "cpu" if _is_dry(request) else accelerator.kind(), WHOLE_BOUNDS[DTYPES[request.dtype]]
+    for entrant in entrants:
+        package, needs_cuda = PACKAGES.get(entrant.engine, ("torch", False))
+        if entrant.engine not in SYSTEMS:
+            yield entrant.name, AcceleratorTeam(request, assembled)
+        elif (why := why_missing(package, needs_cuda=needs_cuda)) is not None:
+            yield entrant.name, AbsentTeam(why)
+        else:
             ranks = stack.enter_context(Ranks(1 if needs_cuda else request.num_devices, mode.stall_s))
             case = case_of(request, *SYSTEMS[entrant.engine], device=device)
             yield entrant.name, SystemTeam(case, ranks, (), tolerance, (ON_DEVICE,))
@@ -130,7 +123,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
         found = {name: timed_fields(name, starts, request.num_steps) for name in fit}
         return {name: each | {"tokens_per_s": tokens / each["step_time_s"]} for name, each in found.items()}
 
-    job = job_of(request, f"GPU duel {request.model_name}", entrants, AcceleratorTeams(request))
+    job = job_of(request, f"GPU duel {request.model_name}", entrants, partial(accelerator_teams, request))
     if _is_dry(request):
         job = replace(job, budget_s=0.0)
     rows = play_all(request, job, ids, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
@@ -146,8 +139,7 @@ def _is_dry(request: Request) -> bool:
 
 
 def _check(request: Request) -> None:
-    model, asked = request.model, request.optimizer
-    assert model is not None
+    model, asked = request.given_model, request.optimizer
     dtypes = ("float32", "bfloat16")
     if request.dtype not in dtypes:
         raise ConfigError(

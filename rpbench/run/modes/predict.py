@@ -67,10 +67,9 @@ def records(request: Request) -> list[Record]:
 
 
 def _prepare(request: Request) -> Work:
-    case, asked = case_of(request), request.mode
-    assert isinstance(asked, Predict)
+    case, by_action = case_of(request), request.mode_as(Predict).by_action
     with collection_paused():
-        outcome = Outcome(published_run_fields(case, request.cluster) if asked.by_action else fields_of(predict(case)))
+        outcome = Outcome(published_run_fields(case, request.cluster) if by_action else fields_of(predict(case)))
     return Work({}, lambda: outcome)
 
 
@@ -83,9 +82,7 @@ def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) 
 
 def case_of(request: Request) -> Case:
     """The published run of a request; ConfigError for a schedule or system without a model of its own."""
-    asked, model, cluster = request.mode, request.model, request.cluster
-    assert isinstance(asked, Predict)
-    assert model is not None  # as checked when the request was made
+    asked, model, cluster = request.mode_as(Predict), request.given_model, request.cluster
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer"

@@ -25,12 +25,10 @@ def records(request: Request) -> list[Record]:
 
 
 def _prepare(request: Request) -> Work:
-    mode, model, cluster = request.mode, request.model, request.cluster
-    assert isinstance(mode, Roofline)
+    mode, model, cluster = request.mode_as(Roofline), request.given_model, request.cluster
     convention = next((each for each in CONVENTIONS if each == mode.convention), None)
     if convention is None:
         raise ConfigError(unknown_name("mode.convention", mode.convention, list(CONVENTIONS)))
-    assert model is not None  # as checked when the request was made
     if cluster.matmul_flops_per_s is None or cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(
             f"mode=roofline needs the rates of a machine, cluster={cluster.name} has none; try 8x_rtx4090"

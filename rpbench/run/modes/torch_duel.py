@@ -47,14 +47,12 @@ class TorchTeams:
 
 
 def records(request: Request) -> list[Record]:
-    assert isinstance(request.mode, TorchDuel)
-    entrants = torch_contenders(request.mode.schedules)
+    entrants = torch_contenders(request.mode_as(TorchDuel).schedules)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
 
 
 def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str]) -> list[Record]:
-    mode = request.mode
-    assert isinstance(mode, TorchDuel)
+    mode = request.mode_as(TorchDuel)
     _check(mode.schedules)
     with one_thread():
         cuts = {name: assembled_of(_of_schedule(request, name)) for name in mode.schedules}
@@ -87,10 +85,9 @@ def _of_schedule(request: Request, name: str) -> Request:
 
 
 def _asked(request: Request, entrant: Contender, cut: Assembled) -> TorchRequest:
-    assert request.model is not None  # as checked when the request was made
     return make_request(
         cut.schedule,
-        request.model,
+        request.given_model,
         microbatch_sequences=request.workload.microbatch_sequences,
         seed=request.seed,
         dtype=request.dtype,

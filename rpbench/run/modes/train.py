@@ -82,8 +82,8 @@ def _prepare(request: Request) -> Work:
         real_time = backend.name != "virtual"
         rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
     feed = StepFeed()
-    work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)), is_out_of_memory)
-    return replace(work, steps=feed)
+    work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)))
+    return replace(work, steps=feed, is_out_of_memory=is_out_of_memory)
 
 
 def settings_of(request: Request, entry: Entry | None) -> Settings:

@@ -31,15 +31,14 @@ def torch_records(request: Request) -> list[Record]:
         return [recorded(request, _prepare)]
     if is_first_rank():
         return [recorded(replace(request, force=True), _prepare)]  # the other ranks run too: no record may be reused
-    asked, assembled = _request(request)
-    _run(asked, stall_s=backend_of(request).stall_s)
-    del assembled
+    _run(request, _request(request)[0])
     return []
 
 
 def _prepare(request: Request) -> Work:
     asked, assembled = _request(request)
-    return scheduled(request, assembled, lambda: _executed(request, asked, assembled), lambda error: False)
+    work = scheduled(request, assembled, lambda: _executed(request, asked, assembled))
+    return replace(work, is_out_of_memory=lambda error: False)
 
 
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
@@ -83,17 +82,17 @@ def _with_checkpoints(request: Request, asked: TorchRequest) -> TorchRequest:
     return replace(asked, start=str(found.data.absolute()), first_step=found.num_steps)
 
 
-def _run(asked: TorchRequest, *, stall_s: float) -> ran.Outcome | None:
+def _run(request: Request, asked: TorchRequest) -> ran.Outcome | None:
     # torch's pipelining takes seconds to import, and a refused request does not need it.
     from rpbench.torch_runtime.processes.launch import run_on_torch
 
-    return run_on_torch(asked, stall_s=stall_s)
+    return run_on_torch(asked, stall_s=backend_of(request).stall_s)
 
 
 def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Outcome:
     """The outcome of the run; a broken run names the rank and its action."""
     try:
-        found = _run(asked, stall_s=backend_of(request).stall_s)
+        found = _run(request, asked)
     except RunFailed as error:
         status = "oom" if error.cause == "out of memory" else "failed"
         where = {"failed_rank": error.rank, "failed_action": error.action, "failed_cause": error.cause}

@@ -81,7 +81,6 @@ class Validation:
         self._frozen = list(map(untrained, training.workload.modules))
         self._copies: dict[int, Tensors] = {}
         self._missing: dict[int, set[int]] = {}
-        self._stages = set(range(len(training.layout.backward)))
         self.losses: dict[int, float] = {}  # update -> mean loss, nats per token
 
     def watching(self, handlers: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
@@ -107,10 +106,10 @@ class Validation:
 
     def _take(self, stage: int, version: int) -> None:
         """Copy a stage's weights; once all stages are there, compute the loss."""
-        own = self._training.layout.backward[stage]
+        stages = self._training.layout.backward
         copies = self._copies.setdefault(version, {})
-        copies |= {place: v.clone() for place, v in self._training.optimizer.seen.items() if place[0] in own}
-        missing = self._missing.setdefault(version, set(self._stages))
+        copies |= {place: v.clone() for place, v in self._training.optimizer.seen.items() if place[0] in stages[stage]}
+        missing = self._missing.setdefault(version, set(range(len(stages))))
         missing.discard(stage)
         if not missing:
             self.losses[version] = self._loss(self._copies.pop(version))

@@ -10,7 +10,7 @@ A reference runs under several names, so that each of them is a contender whose 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rpbench import registry
 
@@ -22,18 +22,7 @@ NUM_COPIES = 10  # of the base in an A/A duel, besides the references
 
 OWN, TWIN, TABLE, THREADS = "own", "own_twin", "table", "threads"  # roles in a torch duel
 
-Engine = Literal[
-    "rpbench",
-    "torch",
-    "side by side",
-    "torch's schedule",
-    "torch with our table",
-    "our threads",
-    "FSDP2",
-    "DeepSpeed",
-    "RoundPipe",
-]
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, str] = {  # of a torch duel, by role
     OWN: "torch's schedule",
     TWIN: "torch's schedule",
     TABLE: "torch with our table",
@@ -46,15 +35,15 @@ class Contender:
     """A contender of a duel.
 
     Args:
-        engine: ours, or torch's on processes; `side by side` is ours without scheduling: each device runs its part of
-            the streamed plan that has the least work.
+        engine: `rpbench` is ours, `torch` is torch's on processes; `side by side` is ours without scheduling: each
+            device runs its part of the streamed plan that has the least work. Other duels have words of their own.
     """
 
     name: str
     schedule: str
     options: Mapping[str, Any] = field(default_factory=dict)
     dispatch: str = "round_robin"  # of the jobs of a streamed schedule to devices
-    engine: Engine = "rpbench"
+    engine: str = "rpbench"
     plan_of: str = ""  # the contender whose plan it runs; if empty, its own is searched
     rounds: bool = False  # whether the number of microbatches a round is searched as well
 

@@ -124,8 +124,7 @@ def _job(
     request: Request, entrants: Sequence[Contender], shortlists: Shortlists, lanes: Mapping[str, Sequence[str]]
 ) -> Job:
     """The start of the run-off: plans that train as plain training does; a family is a first plan and its rivals."""
-    mode = request.mode
-    assert isinstance(mode, Duel)
+    mode = request.mode_as(Duel)
     plans = {lane: plan for name, own in lanes.items() for lane, plan in zip(own, shortlists[name], strict=True)}
     racers = [replace(each, name=lane) for each in entrants for lane in lanes.get(each.name, ())]
     asked = planned_job(request, racers, plans)
@@ -149,8 +148,7 @@ def make_plans(request: Request, entrants: Sequence[Contender]) -> tuple[LayerTi
 
     Raises ConfigError for a file without plans of these contenders, ValueError if a schedule cannot be built.
     """
-    mode = request.mode
-    assert isinstance(mode, Duel)
+    mode = request.mode_as(Duel)
     if mode.plans is not None:
         return _read(request, entrants, mode.plans)
     times = problem_of(request, entrants[0]).times

@@ -31,8 +31,7 @@ Fields = dict[str, Any]
 
 def records(request: Request) -> list[Record]:
     """The records of every contender, made or found, all on disk on return."""
-    assert isinstance(request.mode, Duel)
-    entrants = contenders(request.mode.contenders)
+    entrants = contenders(request.mode_as(Duel).contenders)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
 
 
@@ -101,13 +100,12 @@ def play_all(
 
 
 def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str]) -> list[Record]:
-    assert isinstance(request.mode, Duel)
     with one_thread():
         times, shortlists = make_plans(request, entrants)
     raced = run_off(request, entrants, shortlists, start_apart)
     plans = complete(entrants, {name: chosen(own).plan for name, own in raced.items()})
     job = planned_job(request, entrants, plans)
-    survey = _surveyor(request, job) if request.mode.calibrate else None
+    survey = _surveyor(request, job) if request.mode_as(Duel).calibrate else None
     for name, own in raced.items():
         if len(own) > 1:
             job.tell(described(name, own))
@@ -138,14 +136,13 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _surveyor(request: Request, job: Job) -> Survey:
-    assert request.model is not None
+    model = request.given_model
 
     def measure() -> Calibration:
         job.tell("calibrating the machine")
         return calibrate_cores(job.num_devices, lambda line: None)
 
-    tokens = request.workload.microbatch_sequences * request.model.seq_len
-    return Survey(measure, request.model, tokens, job.num_devices)
+    return Survey(measure, model, request.workload.microbatch_sequences * model.seq_len, job.num_devices)
 
 
 def _timed(request: Request, plan: WholePlan, name: str, starts: Sequence[Started], survey: Survey | None) -> Fields:

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -191,43 +192,35 @@ class Job:
         print(f"{self.label}: {line}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class PlannedTeams:
+def planned_teams(
+    asked: Request, plans: Mapping[str, WholePlan], entrants: Sequence[Contender], stack: ExitStack
+) -> Iterator[tuple[str, Team]]:
     """Contenders with their plans, on the same weights and tokens, which follow from the seed."""
-
-    request: Request
-    plans: Mapping[str, WholePlan]
-
-    def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        asked, mode = self.request, self.request.mode
-        assert isinstance(mode, Duel)
-        assert asked.model is not None
-        sequences, num_microbatches = asked.workload.microbatch_sequences, asked.num_microbatches
-        workload = synthetic(asked.model, sequences, asked.dtype, asked.seed, num_microbatches)
-        optimizer = OptimizerSettings(asked.optimizer.learning_rate, asked.optimizer.weight_decay)
-        cores = usable_cores()
-        backend = stack.enter_context(CpuBackend(cores))
-        for entrant in entrants:
-            plan = self.plans[entrant.name]
-            recompute: Literal["all", "except_last"] = "except_last" if plan.keeps_last else "all"
-            if entrant.engine == "torch":
-                assert plan.schedule.partition is not None
-                partition = plan.schedule.partition.forward
-                case = case_of(asked, "torch_pipelining", "1F1B", partition=partition, recompute=recompute)
-                ranks = stack.enter_context(Ranks(asked.num_devices, mode.timeout_s))
-                yield entrant.name, TorchTeam(plan, case, ranks, make_program(plan.schedule, plan.costs), cores)
-            else:
-                settings, waits = Settings(optimizer, recompute=recompute), entrant.engine != "side by side"
-                yield entrant.name, EngineTeam(plan, workload, settings, backend, waits=waits)
+    sequences, num_microbatches = asked.workload.microbatch_sequences, asked.num_microbatches
+    workload = synthetic(asked.given_model, sequences, asked.dtype, asked.seed, num_microbatches)
+    optimizer = OptimizerSettings(asked.optimizer.learning_rate, asked.optimizer.weight_decay)
+    cores = usable_cores()
+    backend = stack.enter_context(CpuBackend(cores))
+    for entrant in entrants:
+        plan = plans[entrant.name]
+        recompute: Literal["all", "except_last"] = "except_last" if plan.keeps_last else "all"
+        if entrant.engine == "torch":
+            assert plan.schedule.partition is not None
+            partition = plan.schedule.partition.forward
+            case = case_of(asked, "torch_pipelining", "1F1B", partition=partition, recompute=recompute)
+            ranks = stack.enter_context(Ranks(asked.num_devices, asked.mode_as(Duel).timeout_s))
+            yield entrant.name, TorchTeam(plan, case, ranks, make_program(plan.schedule, plan.costs), cores)
+        else:
+            settings, waits = Settings(optimizer, recompute=recompute), entrant.engine != "side by side"
+            yield entrant.name, EngineTeam(plan, workload, settings, backend, waits=waits)
 
 
 def case_of(request: Request, system: str, schedule: str, **more: Any) -> Case:
     """The training of a request on another system; `more` are further fields of the case."""
-    assert request.model is not None
     asked = request.optimizer
     return Case(
         system,
-        asdict(request.model),
+        asdict(request.given_model),
         request.num_microbatches,
         schedule,
         request.workload.microbatch_sequences,
@@ -241,7 +234,7 @@ def case_of(request: Request, system: str, schedule: str, **more: Any) -> Case:
 
 def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:
     """The job of the starts of a request whose contenders have plans."""
-    return job_of(request, f"duel {request.model_name}", entrants, PlannedTeams(request, plans))
+    return job_of(request, f"duel {request.model_name}", entrants, partial(planned_teams, request, plans))
 
 
 def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:

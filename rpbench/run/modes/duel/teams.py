@@ -97,10 +97,10 @@ class EngineTeam:
             began = time.perf_counter()
             timeline = execute(program, training.handlers, self._backend)
             wall_s = time.perf_counter() - began
-        cpu_s = [sum(both) for both in zip(self._backend.pre_cpu_s, self._backend.main_cpu_s, strict=True)]
-        replayed = replay_clock(program, self._backend.pre_cpu_s, self._backend.main_cpu_s)
+        took = self._backend.pre_cpu_s, self._backend.main_cpu_s
+        replay_s, used = float(replay_clock(program, *took).makespan), sum(map(sum, zip(*took, strict=True)))
         loss = training.mean_loss(training.schedule.shape.num_steps - 1)
-        sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.others_s, loss)
+        sample = Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, loss)
         if self._waits:
             return sample
         num_devices = self.plan.schedule.shape.num_ranks

@@ -8,8 +8,7 @@ from rpbench.run.recording import recorded
 
 
 def records(request: Request) -> list[Record]:
-    assert isinstance(request.mode, Failures)
-    if request.mode.run == "simulated":
+    if request.mode_as(Failures).run == "simulated":
         return [recorded(request, prepare)]
     if request.model is None:
         raise ConfigError("mode.run=processes trains tensors, which model=abstract does not have; take model=tiny_gpt")

@@ -220,8 +220,7 @@ _POLICIES: dict[str, Callable[[Request, Failures, Step], Checkpoint]] = {
 
 
 def prepare(request: Request) -> Work:
-    asked = request.mode
-    assert isinstance(asked, Failures)
+    asked = request.mode_as(Failures)
     if request.num_steps != 1:
         raise ConfigError(
             f"num_steps={request.num_steps} with mode=failures: one step is simulated and walked through; leave it "

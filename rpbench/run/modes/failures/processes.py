@@ -30,19 +30,15 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def prepare(request: Request) -> Work:
-    asked = request.mode
-    assert isinstance(asked, Failures)
-    assembled = assembled_of(replace(request, num_steps=1))
+    asked, assembled = request.mode_as(Failures), assembled_of(replace(request, num_steps=1))
     plan = _plan(request, asked, assembled)
     whole = assembled_of(request)
-    work = scheduled(
-        request, assembled, lambda: Outcome(_carried_out(plan, asked, assembled, whole)), lambda error: False
-    )
-    return replace(work, opening={**work.opening, "policy": asked.policy})
+    work = scheduled(request, assembled, lambda: Outcome(_carried_out(plan, asked, assembled, whole)))
+    opening = {**work.opening, "policy": asked.policy}
+    return replace(work, opening=opening, is_out_of_memory=lambda error: False)
 
 
 def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
-    assert assembled.model is not None  # as checked
     if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
         raise ConfigError(
             f"mode.run=processes with mode.policy={asked.policy} mode.pipelines={asked.pipelines} "
@@ -60,7 +56,7 @@ def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
     with config_errors("mode.run=processes: "):
         plan = Plan(
             to_text(add_steps(assembled.schedule)),
-            asdict(assembled.model),
+            asdict(request.given_model),
             request.num_steps,
             tuple(holders(rank, ranks, asked.copies) if in_memory else (rank,) for rank in range(ranks)),
             _deaths(asked.failures),
