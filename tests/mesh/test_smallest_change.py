@@ -14,6 +14,7 @@ from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.search import NothingFits, search
 from rpbench.mesh.plan_search.smallest_change import CUTS, FACTORS, changes, smallest_change
 from rpbench.mesh.software import declared_software
+from rpbench.mesh.step import step_terms
 from rpbench.workload.architecture import architecture
 
 PLAIN = declared_software("megatron_core")
@@ -142,6 +143,13 @@ def test_what_fits_needs_no_change_and_what_does_not_says_it_in_the_record():
     found = smallest_change(whole).plain()
     assert found["settings"] == {"sequences": 1}
     assert "fits with sequences=1" in found["text"]
+
+
+def test_the_step_of_a_change_recomputes_what_its_memory_does_not_keep():
+    whole = job("llama3_8b", Mesh(8, pipeline=2, tensor=4), sequences=48, recompute="fitting", num_microbatches=4)
+    change = smallest_change(whole)
+    again, kept = (sum(step_terms(replace(change.job, recompute=each)).values()) for each in ("full", "none"))
+    assert kept <= change.plain()["step_time_s"] < 0.95 * again
 
 
 def test_the_bytes_that_are_lacking_are_those_that_are_lacking():

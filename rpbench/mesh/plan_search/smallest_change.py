@@ -24,7 +24,7 @@ from typing import Any
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES
 from rpbench.mesh.layout import SHARDED, Mesh, divisors
-from rpbench.mesh.memory import fullest
+from rpbench.mesh.memory import fitted, fullest
 from rpbench.mesh.plan_search.closed_forms import Question, fastest_first, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.step import step_terms
@@ -60,7 +60,7 @@ class Change:
         found = {"text": str(self), "lacks_bytes": round(self.lacks_bytes), "settings": dict(self.settings)}
         if self.job is not None:
             found["num_devices"] = self.job.machine.size
-            found["step_time_s"] = sum(step_terms(self.job).values())
+            found["step_time_s"] = sum(step_terms(fitted(self.job)).values())
         return found
 
 
