@@ -123,9 +123,9 @@ class Search(Trials):
         """Whether another microbatch size may be faster.
 
         If weights move, larger microbatches move them less often; smaller ones may gain if each device runs all stages.
-        A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch in a stage
-        of all devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is short,
-        smaller microbatches also recompute less: then everything beside computation counts as fill.
+        A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch in one
+        stage of all devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is
+        short, smaller microbatches also recompute less: then everything beside computation counts as fill.
         """
         pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
         if self.bounds.pace(changed) <= pace * (1 + PROVEN):
