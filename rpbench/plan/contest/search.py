@@ -88,7 +88,7 @@ class Search(Trials):
         begun, best = self._fitting(begun), self.best()
         if self.is_over is None:
             return best.timed
-        if known and not self.bounds.moves:
+        if known:
             return self.best().timed
         for value in self.space.dimensions["recompute"] if begun.recompute != "fitting" else ():
             changed = begun.changed("recompute", value)
