@@ -45,6 +45,15 @@ def test_a_cell_of_several_runs_says_so(swept):
     assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
 
 
+def test_imported_runs_of_one_cell_are_a_median(rpbench, tmp_path):
+    """Records of other programs have no overrides."""
+    (tmp_path / "runs.csv").write_text("schedule,tokens_per_s,seed\n1f1b,100,1\n1f1b,120,2\n")
+    rpbench("import", "csv", str(tmp_path / "runs.csv"), "results_dir=elsewhere")
+    status, rows, err = rpbench("pivot", "--rows", "schedule", "--columns", "model", "results_dir=elsewhere")
+    assert (status, rows) == (0, [{"schedule": "1f1b", "elsewhere": 110.0}])
+    assert "a cell is the median of up to 2 runs that differ in seed" in err
+
+
 def test_options_that_are_no_fields_of_a_record_are_keys_too(swept):
     swept(*SWEEP, "num_devices=2", "cost.forward_ms=2")
     asked = ("pivot", "--rows", "num_microbatches", "--value", "makespan_s", "--columns")
@@ -80,6 +89,7 @@ WRONG = [
     ((*ASKED, "out=table.csv"), "choose what it holds"),
     (("query", ""), "selects nothing"),
     (("query", "select nothing from runs"), "query: Binder Error"),
+    (("query", "select 1; select 2"), "2 statements"),
 ]
 
 

@@ -134,7 +134,8 @@ def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
     most = int(frame.groupby([row, column], dropna=False).size().max())
     if most < 2:
         return ()
-    asked = [dict(item.partition("=")[::2] for item in json.loads(text)) for text in frame["overrides"].fillna("[]")]
+    given = frame["overrides"].fillna("[]") if "overrides" in frame else []  # imported records have none
+    asked = [dict(item.partition("=")[::2] for item in json.loads(text)) for text in given]
     typed = {key: [each.get(key) for each in asked] for key in {key for each in asked for key in each}}
     frame = frame.assign(**{key: values for key, values in typed.items() if key not in frame})
     names = [
