@@ -94,6 +94,7 @@ def test_drawn_failures_are_of_the_seed(rpbench):
         (("mode.failures=[[1,1]]", "mode.policy=oobleck"), "mode.policy=oobleck: one of checkpoint, gemini"),
         (("mode.failures=[[1,1]]", "mode.policy=recycle", "cost=constant"), "set mode.pipelines to 2 or more"),
         (("mode.failures=[[1,1]]", "mode.policy=bamboo", "schedule=zb_v"), "take schedule=1f1b or gpipe"),
+        (("mode.failures=[[0,1]]", "mode.policy=bamboo", "num_devices=1"), "1 rank a pipeline: a neighbour keeps"),
         (("mode.failures=[[1,1]]", "mode.policy=recycle", "schedule=gpipe"), "take schedule=1f1b"),
         (("mode.failures=[[1,1]]", "mode.policy=gemini", "schedule=roundpipe"), "or mode.policy=checkpoint"),
         (("mode.failures=[[1,1]]", "schedule=pipedream"), "its steps overlap; take a schedule that is flushed"),
