@@ -112,6 +112,14 @@ def test_what_is_refused(words, answer, rpbench):
     assert len(err.splitlines()) <= 3
 
 
+def test_what_another_policy_or_kind_of_run_has_is_told(rpbench):
+    _, (row,), err = rpbench(*COMMON, "mode.failures=[[1,1]]", "mode.copies=3", "mode.dies=process", "mode.stall_s=9")
+    assert "mode.copies=3 mode.dies=process without effect: of mode.policy=gemini alone" in err
+    assert "mode.stall_s=9 without effect: of mode.run=processes alone" in err
+    assert len(row["notes"]) == 2
+    assert not rpbench(*COMMON, "mode.failures=[[1,1]]", "mode.policy=gemini", "mode.copies=3")[1][0]["notes"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy, source", [("gemini", "memory"), ("checkpoint", "store")])
 def test_processes(policy, source, rpbench):
