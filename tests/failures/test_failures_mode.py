@@ -21,6 +21,15 @@ def test_checkpoint(rpbench):
     assert "1 failures, 2 steps and 20 microbatches done again" in err
 
 
+def test_sums_of_seconds_lose_no_step_and_begin_no_microbatch(rpbench):
+    """A step takes 9 ms. Dead at 0, a hundred end by 0.9 s; dead at 10 ms, the second microbatch is about to begin."""
+    words = ("mode=failures", "schedule=1f1b", "num_devices=2", "num_microbatches=2", "cost=constant")
+    _, (row,), _ = rpbench(*words, "mode.failures=[[0,0.0]]")
+    assert (row["num_steps_done"], row["goodput"], row["lost_microbatches"]) == (100, pytest.approx(1), 0)
+    _, (row,), _ = rpbench(*words, "mode.failures=[[0,0.01]]")
+    assert (row["lost_steps"], row["lost_microbatches"]) == (1, 2 + 1)
+
+
 def test_gemini(rpbench):
     """Dead at 400 after twelve steps, which go on at once; at 500 fifteen have ended, and ten are in the store."""
     status, (row,), _ = rpbench(*COMMON, "mode.policy=gemini", "mode.failures=[[1,400],[2,500],[3,500]]")
