@@ -74,6 +74,15 @@ def test_slots_are_named_and_not_mixed_with_seconds(swept):
     assert "times are slots, not seconds" in err
 
 
+def test_slots_stay_slots_over_an_export_and_an_import(rpbench):
+    for cost in ("unit", "constant"):
+        rpbench("num_devices=2", "num_microbatches=2", f"cost={cost}")
+    assert rpbench("export", "out=runs.csv")[0] == rpbench("import", "csv", "runs.csv", "results_dir=back")[0] == 0
+    words = ("pivot", "--rows", "schedule", "--columns", "model", "--value", "makespan_s", "results_dir=back")
+    status, _, err = rpbench(*words)
+    assert (status, "some of the runs count slots" in err) == (2, True)
+
+
 def test_runs_without_a_choice_are_a_row(swept):
     """Simulations have no backend; none of them may vanish."""
     _, rows, err = swept("pivot", "--rows", "backend", "--columns", "schedule", "--value", "makespan_s")

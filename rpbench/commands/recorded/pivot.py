@@ -94,7 +94,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
     if numbers.empty:
         raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
     runs = frame.loc[numbers.index]
-    clocks = runs[["cost", "evidence"]].apply(clock, axis=1)
+    clocks = runs[[key for key in ("clock", "cost", "evidence") if key in runs]].apply(clock, axis=1)
     if value.endswith("_s"):
         _refuse_two_clocks(clocks, [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])], value)
     cells = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
