@@ -44,9 +44,13 @@ def _named() -> list[Path]:
     named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
     for said, folder in named:
-        if not os.path.isdir(folder):  # unlike Path.is_dir it accepts impossible names
-            raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
+        _check_folder(said, folder)
     return [folder.resolve() for _, folder in named]
+
+
+def _check_folder(said: str, folder: Path | str) -> None:
+    if not os.path.isdir(folder):  # unlike Path.is_dir it accepts impossible names
+        raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
 
 
 def files_of(group: str, ending: str = ".yaml") -> list[Path]:
@@ -98,11 +102,13 @@ def split_dirs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def with_dirs(arguments: Sequence[str]) -> Iterator[list[str]]:
     """The arguments without `--config-dir DIR`; inside, these folders come first, for child processes too.
 
-    Raises ValueError for a flag without a folder.
+    Raises ValueError for a flag without a folder, or with one that is not there.
     """
     rest, folders = split_dirs(arguments)
     if "" in folders:
         raise ValueError(f"{FLAG}: name a folder behind it, as in {FLAG} ./mine")
+    for folder in folders:
+        _check_folder(FLAG, folder)
     before = os.environ.get(VARIABLE)
     if folders:
         ahead = [str(Path(folder).absolute()) for folder in folders]

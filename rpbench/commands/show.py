@@ -36,7 +36,8 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.pipeline)
     assembled = assemble(alone)  # under a mesh the order of one pipeline
     schedule = assembled.schedule
-    out.write(to_text(schedule) if form == "text" else _exported(assembled, request, mesh, form))
+    text = to_text(schedule) if form == "text" else _exported(assembled, request, mesh, form)
+    out.write(text.removesuffix("\n") + "\n")
     out.flush()
     source = f" ({assembled.entry.source})" if assembled.entry else ""
     shape = schedule.shape

@@ -45,6 +45,8 @@ def check_communication(words: Sequence[str], out: TextIO, told: TextIO) -> int:
     names = (*OWN, *SETTINGS)
     own = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in names)
     asked = _asked(own)
+    if others := [word for word in words if word.startswith(("draw=", "format=", "export="))]:
+        raise ValueError(f"check={own['check']} {others[0]}: the check prints its own answer; show it without check=")
     request = load([*(word for word in words if word.partition("=")[0] not in names), "charge=hops"])
     table, source = _table(request, asked)
     verdicts = [judge(table, queues, grouped=grouped) for queues in asked.queues for grouped in asked.grouped]

@@ -254,12 +254,21 @@ def options_of(group: str) -> list[str]:
 
 
 def swept(experiment: str, key: str) -> list[Any]:
-    """The values over which an experiment of `conf/experiment/` sweeps a key."""
+    """The values over which an experiment sweeps a key."""
+    return list(OmegaConf.create(f"[{_swept(experiment)[key]}]"))
+
+
+def not_swept(experiment: str, overrides: Sequence[str]) -> list[str]:
+    """The keys over which an experiment sweeps and that no override sets, as a single run leaves them."""
+    given = {item.lstrip("+~").partition("=")[0] for item in overrides}
+    return [str(key) for key in _swept(experiment) if key not in given]
+
+
+def _swept(experiment: str) -> Mapping[str, Any]:
     path = file_of("experiment", experiment)
     if path is None:
         raise ConfigError(unknown_name("experiment", experiment, options_of("experiment")))
-    params = OmegaConf.load(path).hydra.sweeper.params
-    return list(OmegaConf.create(f"[{params[key]}]"))
+    return OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params") or {}
 
 
 # --- spellings of earlier versions ---------------------------------------------------------------------------
@@ -370,7 +379,7 @@ def _unknown_key(key: str, cause: str) -> str:
     hint = f"; did you mean {group + '.' if group else ''}{near[0]}?" if near else ""
     if "Value" in cause and "not" in cause:
         return f"{key}: {cause.splitlines()[0]}"
-    return f"unknown key {key!r}{hint} Keys: {', '.join(known) or 'none here'}"
+    return f"unknown key {key!r}{hint or '.'} Keys: {', '.join(known) or 'none here'}"
 
 
 def _known_keys(group: str) -> list[str]:

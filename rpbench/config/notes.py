@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from rpbench.config.charging import CONSTANTS
-from rpbench.config.choices import CostConfig, Mode, Predict, Roofline, Simulate
+from rpbench.config.choices import CostConfig, Failures, Mode, Predict, Roofline, Simulate
 from rpbench.config.keys import LONGEST_NAME
 from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
@@ -27,6 +27,15 @@ OF_SCRIPTS = (
     "workload",
     "seed",
 )
+# Keys of mode=failures that one kind of run has.
+OF_FAILURES = {
+    "simulated": (
+        *("mean_between_s", "horizon_s", "horizon_steps", "detect_s", "restart_s"),
+        *("store_bytes_per_s", "net_bytes_per_s"),
+    ),
+    "processes": ("stall_s",),
+}
+OF_GEMINI = ("copies", "dies")
 
 
 def notes_of(
@@ -62,6 +71,8 @@ def _key(item: str) -> str:
 
 
 def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> list[str]:
+    if isinstance(mode, Failures):
+        return _without_effect_on(mode, overrides)
     if not isinstance(mode, Simulate | Predict | Roofline):
         return []
     found = []
@@ -79,6 +90,17 @@ def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> lis
             f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
             "mode.microbatches=N are another, and mode=simulate takes all of them"
         )
+    return found
+
+
+def _without_effect_on(mode: Failures, overrides: Sequence[str]) -> list[str]:
+    idle = {f"mode.run={kind}": keys for kind, keys in OF_FAILURES.items() if kind != mode.run}
+    if mode.policy != "gemini":
+        idle["mode.policy=gemini"] = OF_GEMINI
+    found = []
+    for owner, keys in idle.items():
+        if words := " ".join(item for item in overrides if _key(item) in {f"mode.{key}" for key in keys}):
+            found.append(f"{words} without effect: of {owner} alone")
     return found
 
 

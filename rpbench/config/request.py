@@ -1,7 +1,7 @@
 """Request: the choices of one run, typed and checked once; later code reads no dictionary of choices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -417,9 +417,9 @@ def _check_mode(request: Request) -> None:
     has_tensors = backend is not None and backend.name != "emulated"
     if request.verify and not has_tensors and not isinstance(mode, Duel):
         raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
-    asked = request.checkpoint.save_to or request.checkpoint.resume_from
+    asked = [f"checkpoint.{key}={folder}" for key, folder in asdict(request.checkpoint).items() if folder]
     if asked and (backend is None or backend.name not in ("virtual", "cpu", "torch")):
-        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual, cpu or torch")
+        raise ConfigError(f"{' '.join(asked)}: {where} has no state to keep; use backend=virtual, cpu or torch")
     if (file := request.schedule.file) is not None and not isinstance(mode, Simulate | Train | Failures):
         raise ConfigError(
             f"schedule_file={file.path} with mode={mode.name}: it times what it knows by name; leave the file out, or "

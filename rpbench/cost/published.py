@@ -47,7 +47,7 @@ def published_partition(schedule: str, model: str) -> Partition:
     }
     if not cuts:
         raise ValueError(
-            f"partition=published: the artifact has no partition for schedule {schedule} and model {model or 'none'}; "
+            f"partition=published: the artifact has no partition for schedule {schedule} and {_said(model)}; "
             "use partition=search, even or greedy"
         )
     if "forward" in cuts:  # RoundPipe's; its backward cut is listed from the head downwards
@@ -59,8 +59,15 @@ def _timings(model: str) -> dict[str, str]:
     rows = {row["model"]: row for row in published_rows("layer_timings.csv")}
     if model not in rows:
         known = ", ".join(rows)
-        raise ValueError(f"cost=published: no published timings for model {model or 'none'!r}; there are: {known}")
+        raise ValueError(
+            f"cost=published: no published timings for {_said(model)}; there are those of {known}, as in "
+            "model=qwen3_1p7b"
+        )
     return rows[model]
+
+
+def _said(model: str) -> str:
+    return f"model {model!r}" if model else "a model without published_name"
 
 
 @cache

@@ -84,11 +84,22 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bamboo(Checkpoint):
-    """Redundant forwards, and neighbours that replace lost ranks; `rows` are of one pipeline, one stage a rank."""
+    """Redundant forwards, and neighbours that replace lost ranks; `rows` are of one pipeline, one stage a rank.
+
+    Raises ValueError for a single rank, which has no neighbour.
+    """
 
     rows: Rows
     times: StageTimes
     boundary_bytes: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.job.num_stages < 2:
+            raise ValueError(
+                f"{self.job.num_stages} rank a pipeline: a neighbour keeps the state of a lost rank; "
+                "set num_devices to 2 or more, or take mode.policy=checkpoint"
+            )
 
     @property
     def shadow_bytes(self) -> tuple[int, ...]:
@@ -145,7 +156,7 @@ class Bamboo(Checkpoint):
         gone = self.lost | set(lost)
         for pipeline, rank in map(self.job.place, lost):
             first, p = pipeline * self.job.num_stages, self.job.num_stages
-            if p < 2 or first + (rank - 1) % p in gone or first + (rank + 1) % p in self.lost:
+            if first + (rank - 1) % p in gone or first + (rank + 1) % p in self.lost:
                 return False
         return True
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+ROUNDING = 1e-6  # of a step: sums of seconds differ by less
 MOST = 10_000  # failures of a run, on average; more take minutes and add no insight
 
 
@@ -109,7 +110,7 @@ class Job:
 
     def again(self, lost_steps: int, into_s: float) -> int:
         """Microbatches to repeat: those of lost steps, and those of the running step that have begun."""
-        begun = sum(start < into_s for start in self.begun_s)
+        begun = sum(into_s - start > ROUNDING * self.step_s for start in self.begun_s)
         return self.num_pipelines * (lost_steps * self.num_microbatches + begun)
 
 
@@ -250,7 +251,7 @@ class _Run:
 
     def train_until(self, moment: float) -> None:
         """Run every step that ends by a moment."""
-        while self.now + self.step_s <= moment:
+        while self.now + self.step_s <= moment + ROUNDING * self.policy.job.step_s:
             self.now += self.step_s
             self.num_steps, self.rest_s = self.num_steps + 1, None
 

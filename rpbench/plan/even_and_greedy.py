@@ -51,13 +51,14 @@ def num_bound_stages(problem: Problem, method: str) -> int:
         return problem.num_bound_stages
     if problem.chunks_per_rank is None and problem.entry.chunks is None:
         chunks = max(1, min(chunks, layers // ranks))
-    if layers < ranks * chunks:
+    stages = ranks * chunks
+    if layers < stages:
+        written = "-".join("1" * layers + "0" * (stages - layers))
         raise ValueError(
-            f"partition={method}: {layers} layers make no {ranks * chunks} stages ({ranks} devices x {chunks}), some "
-            "would be empty; take fewer devices or chunks_per_device, or write the partition out, as in "
-            "partition=1-1-0"
+            f"partition={method}: {layers} layers make no {stages} stages ({ranks} devices x {chunks}), some would be "
+            f"empty; take fewer devices or chunks_per_device, or write the partition out, as in partition={written}"
         )
-    return ranks * chunks
+    return stages
 
 
 UPPER_THRESHOLD = 1.1  # budgets range from the longest layer to this multiple of it

@@ -20,6 +20,7 @@ from rpbench.untrusted import MOST_DIGITS, parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
+NANOSECOND = 1e-3  # in a trace's microseconds; less is rounding
 
 # Fields about the program that wrote a record: those of another program are left out.
 _OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
@@ -191,12 +192,15 @@ def _slices(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _outermost(slices: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Slices of a lane that begin after the earlier ones have ended."""
+    """Slices of a lane without those within an earlier one; one that begins in it and outlasts it follows it."""
     free = -math.inf
     for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
+        end = event["ts"] + event["dur"]
         if event["ts"] >= free:
-            free = event["ts"] + event["dur"]
             yield event
+        elif end - free >= NANOSECOND:
+            yield {**event, "ts": free, "dur": end - free}
+        free = max(free, end)
 
 
 def summary_of_trace(trace: Mapping[str, Any]) -> dict[str, float]:
@@ -225,6 +229,8 @@ def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
     text = read_text(path)
     if form == "kineto":
         out = Path(options.get("out", path.with_suffix(".timeline.json")))
+        if out.resolve() == path.resolve():
+            raise ConfigError(f"import kineto: out={out} is the trace itself, and is left alone; name another file")
         trace = trace_of_kineto(text)
         record.write_atomically(out, json.dumps(trace) + "\n")
         found = summary_of_trace(trace)

@@ -380,7 +380,8 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     _check_devices(request, f"schedule_file={file.path}: ranks")
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
-    times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
+    asked = request.model.num_layers if request.model else request.num_layers
+    times = layer_times(request, asked or schedule.partition.num_layers)
     if schedule.partition.num_layers != times.num_layers:
         even = symmetric(split_evenly(times.num_layers, schedule.shape.num_stages))
         typed = f"type a partition of as many, as partition={even}; without one every stage holds a layer"

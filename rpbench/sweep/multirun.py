@@ -30,6 +30,7 @@ from rpbench.config.configuration import (
     composed_of,
     explained,
     in_our_words,
+    not_swept,
     options_of,
     quoted,
     refuse_old_spellings,
@@ -153,11 +154,23 @@ def sweep(arguments: Sequence[str]) -> int:
         elif is_dry or terms != Terms():
             raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
         else:
-            _carry_out(load(overrides), Journal(), alone=True)
+            request = load(overrides)
+            _tell_of_sweep(request.choices["experiment"], overrides)
+            _carry_out(request, Journal(), alone=True)
     except RunFailed as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _tell_of_sweep(experiment: str | None, overrides: Sequence[str]) -> None:
+    """Say that a single run of an experiment is none of its cells where it leaves out what the experiment sweeps."""
+    if experiment is not None and (keys := not_swept(experiment, overrides)):
+        print(
+            f"rpbench: experiment={experiment} is a sweep over {', '.join(keys)}, and without -m this is one run with "
+            "their defaults; put -m before the words for all of its cells",
+            file=sys.stderr,
+        )
 
 
 def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:

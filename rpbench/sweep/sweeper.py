@@ -187,6 +187,8 @@ class ManifestSweeper:
         values = {item.get_key_element(): _values(item) for item in parser.parse_overrides([*swept, *arguments])}
         if (number := prod(map(len, values.values()))) > MOST_CELLS:
             raise ConfigError(f"{number:,} cells; a sweep has at most {MOST_CELLS:,}: name fewer values")
+        if len(folders := values.get("results_dir", ())) > 1:
+            raise ConfigError(f"{' '.join(folders)}: a sweep has one folder; name it, and sweep once for each other")
         return list(product(*values.values()))
 
 

@@ -148,7 +148,7 @@ def check_request(request: TorchRequest) -> None:
     _check_ways(request, splits=Kind.I in lowered.table.plain_kinds)
     if request.dtype not in DTYPES:
         raise ValueError(
-            f"dtype={request.dtype}: backend=torch trains in {' or '.join(DTYPES)}; use backend=cpu or cuda"
+            f"dtype={request.dtype}: backend=torch trains in {' or '.join(DTYPES)}; use backend=cpu or device"
         )
     for name in ("num_steps", "data_parallel", "tensor_parallel", "microbatch_sequences"):
         value = getattr(request, name)

@@ -63,6 +63,14 @@ def test_compare_says_what_is_noise(rpbench):
     assert "some runs count slots and others seconds" in err
 
 
+def test_compare_knows_what_failures_cost(rpbench):
+    asked = ("mode=failures", "num_devices=4", "num_microbatches=8", "mode.failures=[[1,400]]", "mode.horizon_steps=20")
+    rows = [rpbench(*asked, f"mode.policy={policy}")[1][0] for policy in ("checkpoint", "gemini")]
+    _, (answer,), _ = rpbench("compare", *(row["run_id"] for row in rows))
+    assert answer["metrics"]["goodput"] == [row["goodput"] for row in rows]
+    assert answer["metrics"]["recover_s"] == [row["recover_s"] for row in rows]
+
+
 def test_compare_takes_runs_that_differ_in_their_seed_for_repetitions(rpbench, tmp_path):
     for seed, seconds in ((1, 1.0), (2, 1.2)):
         table = tmp_path / "runs.csv"

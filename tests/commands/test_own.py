@@ -143,6 +143,10 @@ def test_an_own_experiment_is_swept(rpbench, place):
     (place / "experiment" / "try_mine.yaml").write_text(text)
     status, rows, _ = rpbench("-m", "experiment=try_mine", "num_microbatches=2", "--config-dir=place")
     assert (status, [row["model"] for row in rows]) == (0, ["mine", "tiny_gpt"])
+    alone = ("experiment=try_mine", "num_microbatches=2", "--config-dir=place", "num_devices=2")
+    assert "experiment=try_mine is a sweep over model, and without -m this is one run" in rpbench(*alone)[2]
+    assert "without -m" not in rpbench(*alone, "model=mine")[2]
+    assert "--config-dir: plaice is no folder" in rpbench("experiment=try_mine", "--config-dir=plaice")[2]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ def test_a_cell_of_several_runs_says_so(swept):
     assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
 
 
+def test_imported_runs_of_one_cell_are_a_median(rpbench, tmp_path):
+    """Records of other programs have no overrides."""
+    (tmp_path / "runs.csv").write_text("schedule,tokens_per_s,seed\n1f1b,100,1\n1f1b,120,2\n")
+    rpbench("import", "csv", str(tmp_path / "runs.csv"), "results_dir=elsewhere")
+    status, rows, err = rpbench("pivot", "--rows", "schedule", "--columns", "model", "results_dir=elsewhere")
+    assert (status, rows) == (0, [{"schedule": "1f1b", "elsewhere": 110.0}])
+    assert "a cell is the median of up to 2 runs that differ in seed" in err
+
+
 def test_options_that_are_no_fields_of_a_record_are_keys_too(swept):
     swept(*SWEEP, "num_devices=2", "cost.forward_ms=2")
     asked = ("pivot", "--rows", "num_microbatches", "--value", "makespan_s", "--columns")
@@ -65,6 +74,15 @@ def test_slots_are_named_and_not_mixed_with_seconds(swept):
     assert "times are slots, not seconds" in err
 
 
+def test_slots_stay_slots_over_an_export_and_an_import(rpbench):
+    for cost in ("unit", "constant"):
+        rpbench("num_devices=2", "num_microbatches=2", f"cost={cost}")
+    assert rpbench("export", "out=runs.csv")[0] == rpbench("import", "csv", "runs.csv", "results_dir=back")[0] == 0
+    words = ("pivot", "--rows", "schedule", "--columns", "model", "--value", "makespan_s", "results_dir=back")
+    status, _, err = rpbench(*words)
+    assert (status, "some of the runs count slots" in err) == (2, True)
+
+
 def test_runs_without_a_choice_are_a_row(swept):
     """Simulations have no backend; none of them may vanish."""
     _, rows, err = swept("pivot", "--rows", "backend", "--columns", "schedule", "--value", "makespan_s")
@@ -80,6 +98,7 @@ WRONG = [
     ((*ASKED, "out=table.csv"), "choose what it holds"),
     (("query", ""), "selects nothing"),
     (("query", "select nothing from runs"), "query: Binder Error"),
+    (("query", "select 1; select 2"), "2 statements"),
 ]
 
 

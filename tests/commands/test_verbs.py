@@ -270,3 +270,14 @@ def test_a_folder_without_records_is_refused_before_what_draws_is_imported(words
     asked = subprocess.run(command, capture_output=True, text=True, check=True)
     assert asked.stdout.split() == ["2", "False"]
     assert str(tmp_path / "absent") in asked.stderr
+
+
+def test_plan_sets_a_partition_that_is_written_out_beside_the_methods(rpbench):
+    """Two stages of 1 and 3 layers, F + B = 3 slots a layer: the second is busy for 2 x 9, the first adds 1 and 2."""
+    words = ("schedule=1f1b", "model.num_layers=4", "num_devices=2", "num_microbatches=2")
+    status, (answer,), _ = rpbench("plan", *words, "partition=1-3")
+    assert (status, answer["plans"][-1]["partition"], answer["plans"][-1]["makespan_s"]) == (0, "1-3", 21.0)
+    assert "given" not in {plan["method"] for plan in rpbench("plan", *words)[1][0]["plans"]}
+    status, rows, err = rpbench("plan", *words, "partition=1-2")
+    assert (status, rows) == (2, [])
+    assert "partition 1-2 sums to 3 layers" in err

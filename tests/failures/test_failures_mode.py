@@ -21,6 +21,15 @@ def test_checkpoint(rpbench):
     assert "1 failures, 2 steps and 20 microbatches done again" in err
 
 
+def test_sums_of_seconds_lose_no_step_and_begin_no_microbatch(rpbench):
+    """A step takes 9 ms. Dead at 0, a hundred end by 0.9 s; dead at 10 ms, the second microbatch is about to begin."""
+    words = ("mode=failures", "schedule=1f1b", "num_devices=2", "num_microbatches=2", "cost=constant")
+    _, (row,), _ = rpbench(*words, "mode.failures=[[0,0.0]]")
+    assert (row["num_steps_done"], row["goodput"], row["lost_microbatches"]) == (100, pytest.approx(1), 0)
+    _, (row,), _ = rpbench(*words, "mode.failures=[[0,0.01]]")
+    assert (row["lost_steps"], row["lost_microbatches"]) == (1, 2 + 1)
+
+
 def test_gemini(rpbench):
     """Dead at 400 after twelve steps, which go on at once; at 500 fifteen have ended, and ten are in the store."""
     status, (row,), _ = rpbench(*COMMON, "mode.policy=gemini", "mode.failures=[[1,400],[2,500],[3,500]]")
@@ -94,6 +103,7 @@ def test_drawn_failures_are_of_the_seed(rpbench):
         (("mode.failures=[[1,1]]", "mode.policy=oobleck"), "mode.policy=oobleck: one of checkpoint, gemini"),
         (("mode.failures=[[1,1]]", "mode.policy=recycle", "cost=constant"), "set mode.pipelines to 2 or more"),
         (("mode.failures=[[1,1]]", "mode.policy=bamboo", "schedule=zb_v"), "take schedule=1f1b or gpipe"),
+        (("mode.failures=[[0,1]]", "mode.policy=bamboo", "num_devices=1"), "1 rank a pipeline: a neighbour keeps"),
         (("mode.failures=[[1,1]]", "mode.policy=recycle", "schedule=gpipe"), "take schedule=1f1b"),
         (("mode.failures=[[1,1]]", "mode.policy=gemini", "schedule=roundpipe"), "or mode.policy=checkpoint"),
         (("mode.failures=[[1,1]]", "schedule=pipedream"), "its steps overlap; take a schedule that is flushed"),
@@ -109,6 +119,14 @@ def test_what_is_refused(words, answer, rpbench):
     assert (status, rows) == (2, [])
     assert answer in err
     assert len(err.splitlines()) <= 3
+
+
+def test_what_another_policy_or_kind_of_run_has_is_told(rpbench):
+    _, (row,), err = rpbench(*COMMON, "mode.failures=[[1,1]]", "mode.copies=3", "mode.dies=process", "mode.stall_s=9")
+    assert "mode.copies=3 mode.dies=process without effect: of mode.policy=gemini alone" in err
+    assert "mode.stall_s=9 without effect: of mode.run=processes alone" in err
+    assert len(row["notes"]) == 2
+    assert not rpbench(*COMMON, "mode.failures=[[1,1]]", "mode.policy=gemini", "mode.copies=3")[1][0]["notes"]
 
 
 @pytest.mark.slow

@@ -29,6 +29,25 @@ def test_a_profile_becomes_lanes_without_overlap(tmp_path, capsys):
     assert printed["bubble_makespan"] == pytest.approx(0.2)
 
 
+def test_a_kernel_that_begins_before_its_stream_is_free_is_kept():
+    """Two of 0.1 + 0.2 and 0.3 us follow each other but for rounding; one that overlaps by 1 us follows as well."""
+    times = [(0.1, 0.2), (0.3, 0.1), (5.0, 3.0), (7.0, 3.0)]
+    events = [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": ts, "dur": dur} for ts, dur in times]
+    trace = imports.trace_of_kineto(json.dumps(events))
+    slices = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+    assert [each["ts"] for each in slices] == pytest.approx([0, 0.2, 4.9, 7.9])
+    assert [each["dur"] for each in slices] == pytest.approx([0.2, 0.1, 3, 2])
+    assert imports.summary_of_trace(trace)["makespan_s"] == pytest.approx(9.9e-6)
+
+
+def test_a_trace_is_not_written_over(tmp_path, capsys):
+    source = tmp_path / "profile.json"
+    source.write_text(json.dumps({"traceEvents": KINETO}))
+    assert dispatch(["import", "kineto", str(source), f"out={source}"]) == 2
+    assert "is the trace itself" in capsys.readouterr().err
+    assert json.loads(source.read_text()) == {"traceEvents": KINETO}
+
+
 def test_a_table_becomes_records_that_are_sound(tmp_path, capsys):
     source = tmp_path / "table.csv"
     source.write_text("schedule,model,num_devices,tokens_per_s\n1f1b,llama31_8b,8,1234.5\ngpipe,llama31_8b,8,1000\n")

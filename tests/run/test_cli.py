@@ -180,6 +180,7 @@ WRONG = [
     (["verify=true"], "mode=simulate has no tensors to compare"),
     (["verify=true", "backend=emulated"], "backend=emulated has no tensors to compare"),
     (["-m", "schedule=glob(zzz*)"], "nothing to sweep"),
+    (["-m", "results_dir=r1,r2"], "results_dir=r1 results_dir=r2: a sweep has one folder"),
     (["--cfg", "hydra"], "write --cfg job"),
     (["results_dir=/dev/null/results"], "no folder that can be written"),
     (["results_dir=/proc/x"], "results_dir=/proc/x: /proc is no folder that can be written"),
@@ -280,6 +281,7 @@ def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, e
         (("placement=-", "placement=0"), (), "placement lists 1 stages"),
         (("microbatches=1", "microbatches=9"), (), "too few to run 9 microbatches"),
         (("partition=-", "partition=1-1"), ("model=tiny_gpt",), "hold 2 layers, and there are times of 16"),
+        (("partition=-", "partition=1-1"), ("model.num_layers=5",), "hold 2 layers, and there are times of 5"),
         (("partition=-", "partition=1-1-1"), (), "line 2"),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_profile_from_a_cost_table_has_its_times(rpbench, tmp_path):
         (("model=tiny_gpt", "dtype=int3"), "dtype=int3: one of"),
         (("model=tiny_gpt", "workload.microbatch_sequences=0"), "workload.microbatch_sequences=0"),
         (("model=tiny_gpt", "out=/dev/null/x"), "out=/dev/null: /dev/null is no folder"),
-        (("model=tiny_gpt", "cost=published"), "no published timings for model 'none'"),
+        (("model=tiny_gpt", "cost=published"), "no published timings for a model without published_name; there are"),
     ],
     ids=str,
 )

@@ -73,5 +73,5 @@ def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
         assert len(err.splitlines()) <= 3
     status, _, err = rpbench("checkpoint.resume_from=c")
     assert status == 2
-    assert "mode=simulate has no state" in err
+    assert "checkpoint.resume_from=c: mode=simulate has no state" in err
     assert set((tmp_path / "results").iterdir()) == before

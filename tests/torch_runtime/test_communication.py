@@ -293,6 +293,7 @@ def test_the_command_gives_times_and_bytes_of_the_settings(capsys):
     "words, said",
     [
         (("check=speed",), "unknown check 'speed'"),
+        (("format=torch_csv",), "check=communication format=torch_csv: the check prints its own answer"),
         (("channels=edges",), "unknown channels 'edges'; did you mean edge"),
         (("max_outstanding_sends=0",), "max_outstanding_sends=0: at least 1"),
         (("unshard_lookahead=9,9,9",), "unshard_lookahead=9,9,9: 4 numbers, one a rank"),

@@ -86,6 +86,7 @@ _CLOCKS = "some runs count slots and others seconds: their times have no ratio"
 _METRICS = (
     *("step_time_s", "makespan_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal"),
     *("fill_s", "switch_s", "drain_s", "intra_s", "comm_exposed_s"),
+    *("goodput", "goodput_steps_per_s", "goodput_tokens_per_s", "recover_s", "failure_free_step_s", "step_s_after"),
 )
 
 

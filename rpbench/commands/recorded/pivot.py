@@ -94,7 +94,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
     if numbers.empty:
         raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
     runs = frame.loc[numbers.index]
-    clocks = runs[["cost", "evidence"]].apply(clock, axis=1)
+    clocks = runs[[key for key in ("clock", "cost", "evidence") if key in runs]].apply(clock, axis=1)
     if value.endswith("_s"):
         _refuse_two_clocks(clocks, [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])], value)
     cells = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
@@ -134,7 +134,8 @@ def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
     most = int(frame.groupby([row, column], dropna=False).size().max())
     if most < 2:
         return ()
-    asked = [dict(item.partition("=")[::2] for item in json.loads(text)) for text in frame["overrides"].fillna("[]")]
+    given = frame["overrides"].fillna("[]") if "overrides" in frame else []  # imported records have none
+    asked = [dict(item.partition("=")[::2] for item in json.loads(text)) for text in given]
     typed = {key: [each.get(key) for each in asked] for key in {key for each in asked for key in each}}
     frame = frame.assign(**{key: values for key, values in typed.items() if key not in frame})
     names = [

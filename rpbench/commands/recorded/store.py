@@ -243,6 +243,8 @@ def query(arguments: Sequence[str]) -> list[Record]:
         ended = threading.Event()
         threading.Thread(target=_interrupt, args=(database, seconds, ended), daemon=True).start()
         try:
+            if (number := len(database.extract_statements(words[0]))) > 1:
+                raise ValueError(f"query: {number} statements, of which the last alone would be answered; write one")
             found = database.execute(words[0])
             if found is None or found.description is None:
                 raise ValueError(f"query: {words[0]!r} selects nothing; write one statement, as in select * from runs")

@@ -134,7 +134,7 @@ def _policy(schedule: Schedule) -> str:
         return ""
     return (
         f"policy {schedule.policy.value} is asynchronous: torch ends every step with a flush and keeps one version of "
-        "the weights, so it would train another method without a word; use backend=cpu or cuda"
+        "the weights, so it would train another method without a word; use backend=cpu or device"
     )
 
 
@@ -143,7 +143,7 @@ def _shape(schedule: Schedule) -> str:
     if schedule.weights is Weights.STREAMED or shape.separate_cuts:
         return (
             "its weights are streamed to where the work is, and in torch's runtime a stage belongs to one rank; use "
-            "backend=cpu or cuda on one host"
+            "backend=cpu or device on one host"
         )
     if shape.num_steps > 1:
         return f"it holds {shape.num_steps} optimizer steps, a table holds one; make it for num_steps=1 and repeat it"
@@ -161,7 +161,7 @@ def _lanes(schedule: Schedule) -> str:
         if extra is not None:
             return (
                 f"{extra} stands on lane {lane} of rank {device}: a table has the compute lane alone, and what the "
-                "lane moves would be left out without a word; use backend=cpu or cuda"
+                "lane moves would be left out without a word; use backend=cpu or device"
             )
     return ""
 
