@@ -19,6 +19,7 @@ from rpbench.plan.even_and_greedy import fill_stages, plan_greedy
 from rpbench.plan.problem import Problem
 
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
+DRAINED = (Policy.FLUSH, Policy.OPTIMISTIC)  # a step begins when the one before has ended
 
 CUTS = 2  # cuts of a setting worth timing
 # If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
@@ -86,7 +87,8 @@ class Sketcher:
         key = setting.chunks_per_device, setting.options
         if key not in self._placements:
             order = self._any_order(setting)
-            self._overlapping[setting.options] = order.policy is not Policy.FLUSH
+            drained = DRAINED if self._is_over is not None else DRAINED[:1]  # with time, more steps are timed
+            self._overlapping[setting.options] = order.policy not in drained
             self._placements[key] = order.placement
         return self._placements[key]
 
