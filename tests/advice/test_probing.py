@@ -67,9 +67,20 @@ def test_a_plan_is_lent_to_its_own_kind():
     assert kind_of(looked("mobius", case)) == STAYS._replace(moves=True)
     assert kind_of(looked("roundpipe", case)) == STAYS._replace(separate_cuts=True)
     assert kind_of(looked("pipedream_2bw", case)) == STAYS._replace(overlaps=True)
+    assert kind_of(looked("pipemare", case)) == STAYS._replace(overlaps=True, steps_often=True)
+    assert kind_of(looked("superoffload", case)) == SHARDED  # steps are undone, and none begins before
     timed = sharded.num_timed
     borrow(sharded, loan_of(pipeline), BUDGET.work)
     assert sharded.num_timed == timed
+
+
+def test_plans_that_step_as_often_are_begun_near_first():
+    case = small(sequences_per_step=8, microbatches=(1, 2, 4))
+    late = STAYS._replace(overlaps=True)
+    search, often = looked("spectrain", case), late._replace(steps_often=True)
+    place, cut = search.sketcher.placement(search.best().setting), search.best().cut
+    loans = [lent(pace, cut, kind=kind, placement=place) for pace, kind in ((9.0, late), (5.0, often), (4.0, often))]
+    assert [plan.pace for plan in known_plans(search, [*loans, lent(8.0, cut, placement=place)])] == [5.0, 9.0]
 
 
 def test_what_a_share_has_found_is_tried_for_all_of_it_and_what_comes_from_elsewhere(monkeypatch):
