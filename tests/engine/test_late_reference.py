@@ -89,18 +89,23 @@ def verdict(name: str, chosen: Compensation) -> str:
     return gated(verified(run.training), torch.float64).get("status", "ok")
 
 
-def twice(function):
-    return lambda *given, **options: 2 * function(*given, **options)
-
-
-def delays_plus_one(monkeypatch):
+def with_delays(change):
+    """A patch that changes delays where they are made."""
     made = Delays.__init__
 
-    def later(self, analysis):
+    def changed(self, analysis):
         made(self, analysis)
-        self.tau = [tau + 1 for tau in self.tau]
+        change(self)
 
-    monkeypatch.setattr(Delays, "__init__", later)
+    return lambda patch: patch.setattr(Delays, "__init__", changed)
+
+
+def one_more(delays):
+    delays.tau = [tau + 1 for tau in delays.tau]
+
+
+def twice_as_far(delays):
+    delays.drift = {visit: 2 * steps for visit, steps in delays.drift.items()}
 
 
 CHANGES = {
@@ -111,8 +116,8 @@ CHANGES = {
     "gamma of T2": lambda patch: patch.setattr(
         weights_read, "correction_share", lambda *given: 0.99 * compensation.correction_share(*given)
     ),
-    "the steps that T2 goes back": lambda patch: patch.setattr(Delays, "drift", twice(Delays.drift)),
-    "tau": delays_plus_one,
+    "the steps that T2 goes back": with_delays(twice_as_far),
+    "tau": with_delays(one_more),
 }
 
 
