@@ -72,6 +72,8 @@ STEPS_BEHIND = {
     Policy.DELAYED: 1,
     Policy.TRIAL: 1,
 }
+# A step begins when the one before has ended, and no update is late.
+DRAINED = (Policy.FLUSH, Policy.OPTIMISTIC)
 # The version read follows from microbatch and stage, so it is known before anything runs.
 KNOWN = (*STEPS_BEHIND, Policy.CYCLIC)
 # These policies are made for one step per microbatch; the others step once per `num_microbatches`.

@@ -74,7 +74,7 @@ class Search(Trials):
 
     _restarted, _to_beat, has_ended = NONE, 0.0, False
     _final: Tried | None = None  # timed with all steps
-    _moved: Tried | None = None  # the last plan whose single layers were moved to the end
+    _moved: Tried | None = None  # the last plan that a climb ended with
 
     def is_spent(self) -> bool:
         """Whether only the work reserved for the finalists is left, or time is over."""
@@ -237,7 +237,7 @@ class Search(Trials):
             self.tried[setting] = known
 
     def move_layers(self) -> None:
-        """Move single layers of the best plan, to distant stages too, if that has not been done."""
+        """Move single layers of the best plan, to distant stages too, unless a climb has ended with it."""
         best = self.best()
         if best.timed.fits and best != self._moved:
             self._may_spend = self.work + RESERVED + self.budget.work

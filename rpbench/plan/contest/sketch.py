@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.policy import Policy
+from rpbench.ir.policy import DRAINED, Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.climb import MISFIT, PATIENCE, Climb, ClimbOrder, Tally
@@ -19,7 +19,6 @@ from rpbench.plan.even_and_greedy import fill_stages, plan_greedy
 from rpbench.plan.problem import Problem
 
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
-DRAINED = (Policy.FLUSH, Policy.OPTIMISTIC)  # a step begins when the one before has ended
 
 CUTS = 2  # cuts of a setting worth timing
 # If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
@@ -87,7 +86,7 @@ class Sketcher:
         key = setting.chunks_per_device, setting.options
         if key not in self._placements:
             order = self._any_order(setting)
-            drained = DRAINED if self._is_over is not None else DRAINED[:1]  # with time, more steps are timed
+            drained = DRAINED if self._is_over is not None else (Policy.FLUSH,)  # with time, more steps are timed
             self._overlapping[setting.options] = order.policy not in drained
             self._placements[key] = order.placement
         return self._placements[key]

@@ -25,7 +25,7 @@ from functools import cached_property
 
 from rpbench.ir.action import Action, Kind, overlap, parts_of
 from rpbench.ir.checks.check import check
-from rpbench.ir.policy import Policy
+from rpbench.ir.policy import DRAINED
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, from_text, to_torch_csv
 from rpbench.torch_runtime.communication.tokens import COMPUTE, Token, TokenRow, read_rows, read_token
 
@@ -130,7 +130,7 @@ def make_table(schedule: Schedule, *, two_way: bool = False) -> Schedule:
 
 
 def _policy(schedule: Schedule) -> str:
-    if schedule.policy in (Policy.FLUSH, Policy.OPTIMISTIC):  # in whose order nothing is late
+    if schedule.policy in DRAINED:
         return ""
     return (
         f"policy {schedule.policy.value} is asynchronous: torch ends every step with a flush and keeps one version of "
