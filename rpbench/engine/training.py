@@ -128,17 +128,16 @@ class Training:
         self._adjustments = self._adjust()
         splits = Kind.I in self.schedule.plain_kinds  # some backward comes in halves
         self.team = self._team(splits) if isinstance(self.gradients, TeamGradients) else None
-        if self.team:
-            self.passes = self.team.members[0].passes
-        else:
-            num_parts, shells = self.schedule.shape.num_segments, Shells(self.workload.modules)
-            stages = Stages(self.workload, self.weights, shells, num_parts, splits)
-            self.passes = self._make_passes(stages, self.gradients)
+        self.passes = self.team.members[0].passes if self.team else self._own_passes(splits)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
         self.transfers = Transfers(
             self.analysis, self.weights, self.gradients, self.passes, self.traffic, reduced, self._saved
         )
+
+    def _own_passes(self, splits: bool) -> Passes:
+        num_parts, shells = self.schedule.shape.num_segments, Shells(self.workload.modules)
+        return self._make_passes(Stages(self.workload, self.weights, shells, num_parts, splits), self.gradients)
 
     def _check(self, schedule: Schedule) -> None:
         compensation = self.settings.compensation

@@ -145,7 +145,7 @@ def assemble(request: Request) -> Assembled:
     choice, profile = choose(request.partition, problem), None
     if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
         whole = replace(request, workload=replace(request.workload, lengths=None))
-        profile = layer_times(whole, _num_layers(request))
+        profile = layer_times(whole, problem.times.num_layers)
     graph, versions, keeps = built(problem, choice, request.dispatch, partial(check_built, request))
     costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
     if request.recompute == "except_last":
@@ -232,12 +232,16 @@ def pose(request: Request) -> Problem:
             f"num_devices={request.mesh.mesh.pipeline}"
         )
     check_charge(request.charge, request.offload, entry, request.mode)
-    _check_devices(request, "num_devices")
-    _check_timed_tokens(request)
+    _check_sizes(request, "num_devices")
+    num_layers = request.num_layers
+    if request.model is not None:
+        num_layers = request.model.num_layers
+    elif not num_layers:  # one for every stage
+        num_layers = request.num_devices * (request.chunks_per_device or entry.chunks or (2 if entry.looped else 1))
     sizes, tokens = _model_bytes(request), request.microbatch_tokens
     return Problem(
         entry=entry,
-        times=layer_times(request, _num_layers(request)),
+        times=layer_times(request, num_layers),
         num_ranks=request.num_devices,
         num_microbatches=request.num_microbatches,
         num_steps=request.num_steps,
@@ -252,7 +256,7 @@ def pose(request: Request) -> Problem:
         activations=UNKNOWN if sizes is None else sizes.of_a_layer,
         finish=partial(_finished, request),
         traffic=_traffic(request, sizes),
-        each=microbatch_times(request, _num_layers(request)),
+        each=microbatch_times(request, num_layers),
         sizes=tuple(own / max(tokens) for own in tokens),
     )
 
@@ -315,25 +319,14 @@ def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch:
     return problem.finished(deal(made or problem.order(choice.partition), costs, dispatch))
 
 
-def _num_layers(request: Request) -> int:
-    """Layers of the model; without a shape as many as requested, or one for every stage."""
-    if request.model is not None:
-        return request.model.num_layers
-    chunks = request.chunks_per_device or request.entry.chunks or (2 if request.entry.looped else 1)
-    return request.num_layers or request.num_devices * chunks
-
-
-def _check_devices(request: Request, who: str) -> None:
+def _check_sizes(request: Request, who: str) -> None:
+    """Refuse more devices than the cluster has, and microbatches of another size than the published timings have."""
     cluster = request.cluster
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
             f"{who}={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
             "ask for fewer, or use cluster=local"
         )
-
-
-def _check_timed_tokens(request: Request) -> None:
-    """Refuse microbatches of another size than the published timings have."""
     model, tokens = request.model, request.tokens_per_microbatch
     if model is None or model.published_name is None or request.cost.name != "published":
         return
@@ -377,8 +370,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         )
     entry, cost = registry.offered().get(schedule.name), request.cost
     request = in_segments(request, schedule)
-    _check_devices(request, f"schedule_file={file.path}: ranks")
-    _check_timed_tokens(request)
+    _check_sizes(request, f"schedule_file={file.path}: ranks")
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     asked = request.model.num_layers if request.model else request.num_layers
     times = layer_times(request, asked or schedule.partition.num_layers)

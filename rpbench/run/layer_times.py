@@ -42,7 +42,10 @@ def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...
     measures = request.cost.name == "profiled" and request.cost.profile is None
     line = _through_shortest(request, num_layers, lengths, whole) if measures and whole else lambda times: times
     for own in dict.fromkeys(lengths):
-        times = _counted(request, own) if whole is None else line(of_lengths(whole, request.model, own, num_tokens))
+        if whole is None:
+            times = _counted(request, num_layers, own)
+        else:
+            times = line(of_lengths(whole, request.model, own, num_tokens))
         found[own] = _of_devices(request, times)
     return tuple(found[own] for own in lengths)
 
@@ -128,7 +131,7 @@ def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
 
 
-def _counted(request: Request, lengths: Sequence[int] = ()) -> LayerTimes:
+def _counted(request: Request, num_layers: int, lengths: Sequence[int] = ()) -> LayerTimes:
     setting, segments = setting_of(request, lengths), request.schedule.num_segments
     times = times_of(setting)
     if segments == 1:
@@ -180,6 +183,6 @@ _SOURCES: Mapping[str, Callable[[Request, int], LayerTimes]] = {
     "unit": lambda request, num_layers: of_piece(unit_times(num_layers), request.pieces),
     "constant": _constant,
     "published": _published,
-    "analytic": lambda request, num_layers: _counted(request),
+    "analytic": _counted,
     "profiled": _profiled,
 }

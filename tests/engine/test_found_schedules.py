@@ -53,6 +53,7 @@ def refusal(text: str) -> str:
         (r" 1STEP_REST@2", "1STEP_REST@2 is missing: what the host has added up is never applied"),
         (r" \d+STEP_REST@\d", "0STEP_REST@2 is missing"),
         (r" \d+LOAD:P@\d", "rank 0 brings stage 0 for versions [], and the host has something at [2]"),
+        (r" \d+STEP(_REST)?@\d", "0LOAD:P@2 brings columns that the host has stepped, and there is no STEP"),
         (r" \d+REDUCE_GRAD", "1STORE:G is of what rank 0 has, and columns are chosen by the sum of all"),
     ],
 )

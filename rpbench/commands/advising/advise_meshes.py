@@ -57,22 +57,16 @@ def advise_nodes(
     machine: Machine,
     *,
     seq_len: int,
-    global_batch: int,
+    global_batch: int,  # sequences of a step
     space: Space,
-    others: Sequence[str],
-    names: Sequence[str] | None,
-    words: Sequence[str],
+    others: Sequence[str],  # further orders, timed on the meshes that are found
+    names: Sequence[str] | None,  # requested schedules; None: all of the space, and `others`
+    words: Sequence[str],  # of the command line
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data; ValueError if nothing divides.
 
     If nothing fits, the ranking is empty, and the answer says what the smallest plan lacks, and the smallest change
     with which it fits.
-
-    Args:
-        global_batch: sequences of a step.
-        others: further orders, timed on the meshes that are found.
-        names: requested schedules; None: all of the space, and `others`.
-        words: of the command line.
     """
     about: dict[str, Any] = {
         "model": model.name,

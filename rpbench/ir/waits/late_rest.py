@@ -94,11 +94,16 @@ def check_late_rest(index: Index) -> None:
         for number in index.rests.values():
             raise broken(schedule, f"{index.actions[number]}: there is no late rest", [number], way_out="take it out")
         return
+    moved = _moved(index)
     if not index.steps:
         for number in index.rests.values():
             raise broken(schedule, f"{index.actions[number]} steps the late columns, and no STEP the others", [number])
+        for (what, *_), (number, *_) in moved.items():
+            if what == (Kind.LOAD, "P"):
+                rule_broken = f"{index.actions[number]} brings columns that the host has stepped, and there is no STEP"
+                raise broken(schedule, rule_broken, [number], way_out="take it out")
         return
-    ends, moved = boundaries(rule, schedule.shape.num_steps), _moved(index)
+    ends = boundaries(rule, schedule.shape.num_steps)
     _check_host(index, ends, rule.num_warmup_steps, is_due=bool(moved or index.rests))
     if moved or index.rests:
         brings = [end.version for end in ends if end.brings is not None]
