@@ -141,6 +141,14 @@ def test_inputs_are_made_again_a_layer_at_a_time(name, layers):
     assert verdicts(to_text(every_other_input(add_steps(order(name, 1, layers, 2, 2)), 2))) == {"same"}
 
 
+def test_no_input_is_made_again_for_a_stage_that_keeps_its_own():
+    """The last stage turns at once, so `recompute=except_last` lets it keep what the stage below makes twice."""
+    text = to_text(every_other_input(add_steps(order("looped_bfs", 1, (1, 1), 1)), 2))
+    early = re.sub("1F0 (.*)0R0 ", r"0R0 1F0 \1", text)
+    assert early != text
+    assert verdicts(early) == {"same"}
+
+
 def test_a_recomputation_of_a_segment_behind_its_backward_is_refused():
     text = to_text(order("seq1f1b", 1, (1,), 1))
     assert "no rank can move" in refusal(text.replace("0B0\n", "0B0 0R0\n"))
