@@ -37,6 +37,7 @@ from rpbench.side_processes import side_processes
 LOOKING = 0.75  # for all first looks
 ONE_LOOK = 0.04  # for one of them
 NEAR_PLANS = 0.04  # for one that begins near the plans of others and tries its own options there
+WEIGHING = 0.04  # for the least memory of one contender without a plan
 LEADING = 0.08  # for the search of the contender that leads after the looks
 ONE_TURN = 0.03  # for one turn of another search
 BOUNDING = 0.05  # for the bounds of rows, which stay looser when it is over
@@ -199,7 +200,7 @@ class Share:
         search, limit = self.searches[number], self.terms.limits.device_memory_bytes
         if search.best_pace() or limit is None:
             return False
-        self.clock.allow(self._end)
+        self.clock.allow(min(self._end, self.clock.spent + WEIGHING * self._seconds))
         found = lightest(search, self.clock.is_over)
         if found is None:
             return False

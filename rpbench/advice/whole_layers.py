@@ -49,16 +49,20 @@ def lightest(search: Search, is_over: Callable[[], bool]) -> Lightest | None:
     entry, limit = search.contender.entry, search.terms.limits.device_memory_bytes
     if entry.needs_costs or entry.separate_cuts or entry.lower is not None or limit is None:
         return None
-    best, is_open = None, False
+    best, is_open, seen = None, False, set[Setting]()
     for setting in sorted(search.bounds.settings(), key=lambda each: each.microbatch_sequences):
+        plain = setting.changed("recompute", "all")  # every choice of it is looked at
         if is_over():
             return None
+        if plain in seen:
+            continue
         try:
             frame = _frame(search, setting)
         except ValueError:  # the schedule refuses the setting with any cut
             continue
+        seen.add(plain)
         own = _own_stages(frame)
-        found = None if own is None else _lightest_of(frame, own, setting)
+        found = None if own is None else _lightest_of(frame, own, setting, is_over)
         is_open |= found is None
         if found is not None and (best is None or found.bytes < best.bytes):
             best = found
@@ -93,13 +97,15 @@ def _own_stages(frame: Frame) -> Ints | None:
     return np.array(own) if len(set(map(len, own))) == 1 else None
 
 
-def _lightest_of(frame: Frame, own: Ints, setting: Setting) -> Lightest | None:
-    """The lightest plan of a setting; None if there are too many ways to distribute layers."""
+def _lightest_of(frame: Frame, own: Ints, setting: Setting, is_over: Callable[[], bool]) -> Lightest | None:
+    """The lightest plan of a setting; None if time ends, or there are too many ways to distribute layers."""
     num_layers, limit = frame.terms.model.num_layers, frame.terms.limits.device_memory_bytes or 0
+    if _num_ways(-(-num_layers // len(own)), own.shape[1]) > MOST_WAYS:  # of the device with most layers, in any cut
+        return None
     needs = _Needs(_footprint(frame, setting), own)
     each, least = 0, 0
     while True:  # layers of a device, until one more is too many for every device
-        if comb(each + own.shape[1] - 1, each) * 2 ** own.shape[1] > MOST_WAYS:
+        if _num_ways(each, own.shape[1]) > MOST_WAYS or is_over():
             return None
         needs.add(each)
         known = np.array(needs.bytes)  # (layers, devices), more with every layer
@@ -165,6 +171,11 @@ class _Needs:
             first = int((tables[number][:, device] <= held).argmax())
             found[self._own[device]] = self._ways[number][first]
         return tuple(found.tolist())
+
+
+def _num_ways(num_layers: int, num_stages: int) -> int:
+    """The number of ways to distribute layers over stages and to choose which stages recompute."""
+    return comb(num_layers + num_stages - 1, num_layers) * 2**num_stages
 
 
 def _ways(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:

@@ -95,7 +95,8 @@ class Search(Trials):
             if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
                 begun = changed
         if self.tried[begun].timed.fits:
-            if self.sketcher.is_blind(begun):  # else a sketch has chosen the microbatch size
+            # Else a sketch, which counts no updates, has chosen the microbatch size.
+            if self.sketcher.is_blind(begun) or self.contender.entry.steps_each_microbatch:
                 begun = self._other_sizes(begun)
                 self._look_beside(begun, self.tried[begun].cut, inf)
             self._other_chunks(self.best().setting)
@@ -122,7 +123,7 @@ class Search(Trials):
     def _may_gain(self, changed: Setting, current: Setting) -> bool:
         """Whether another microbatch size may be faster.
 
-        If weights move, larger microbatches move them less often; smaller ones may gain if each device runs all stages.
+        Larger ones move or change weights less often; smaller ones may then gain if each device runs all stages.
         A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch in one
         stage of all devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is
         short, smaller microbatches also recompute less: then everything beside computation counts as fill.
@@ -130,7 +131,8 @@ class Search(Trials):
         pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
         if self.bounds.pace(changed) <= pace * (1 + PROVEN):
             return False
-        if self.bounds.moves or self.contender.entry.separate_cuts:
+        entry = self.contender.entry
+        if self.bounds.moves or entry.separate_cuts or entry.steps_each_microbatch:
             return fewer < 1 or self.sketcher.moves_each_time(current)
         if self.sketcher.is_blind(current):
             return True
