@@ -194,8 +194,8 @@ class Passes:
         again = self._run_again(modules)
         if again and self._layout.keeps_every > 1:  # keep the inputs that this backward and the next stage's need
             x = self._run_from_kept(again, segment, version, keeps_inner=self._grain == "layer")
-            above = self._layout.backward[action.stage + 1 : action.stage + 2]
-            if any(map(self._run_again, above)) and again.stop not in self._layout.starts:
+            above = [each for each in self._layout.backward if again.stop in self._run_again(each)]
+            if above and again.stop not in self._layout.starts:
                 self._keep(again.stop, segment, x)
         elif again:
             self._recomputed[action.stage, segment] = self._again(self.recomputed(action.stage)[-1], segment, version)
