@@ -15,8 +15,9 @@ from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.contender import Contender, Space
 from rpbench.plan.contest.frame import FRAME, FRAME_OF_TIMES
 from rpbench.plan.contest.plans import Budget
-from rpbench.plan.contest.search import RESERVED, Search
+from rpbench.plan.contest.search import Search
 from rpbench.plan.contest.terms import Limits, Terms
+from rpbench.plan.contest.trials import RESERVED
 from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture

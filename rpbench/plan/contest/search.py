@@ -16,18 +16,17 @@ from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space
-from rpbench.plan.contest.frame import FRAME, Frames, uncollected
+from rpbench.plan.contest.frame import Frames, uncollected
 from rpbench.plan.contest.plans import NONE, PROVEN, Budget, Outcome, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.contest.trials import LACKS, WORTH, Trials
+from rpbench.plan.contest.trials import FINALISTS, LACKS, RESERVED, WORTH, Trials
 
 OWED = 0.02  # a setting whose sketch is faster by more is timed even after the time limit
-FINALISTS, CLOSE = 3, 0.02  # most plans timed with all steps at the end, and how far behind the best they may be
+CLOSE = 0.02  # how far behind the best a plan may be that is timed with all steps at the end
 FAR = 0.25  # a restart that begins further behind the best is dropped
 GAINS = 0.01  # least gain in pace that another microbatch size must promise to be timed
 GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
-RESERVED = FINALISTS * (FRAME + 1)  # work reserved for the finalists
 TIME_OVER = "the time was over; give more seconds"
 OUT_OF_TIME = f"not searched: {TIME_OVER}"
 
@@ -76,10 +75,6 @@ class Search(Trials):
     _final: Tried | None = None  # timed with all steps
     _moved: Tried | None = None  # the last plan that a climb ended with
 
-    def is_spent(self) -> bool:
-        """Whether only the work reserved for the finalists is left, or time is over."""
-        return self.work + RESERVED > self._may_spend or self.time_is_over()
-
     def look(self, known: Sequence[Known] = ()) -> Outcome:
         """The best outcome near the usual setting, or near known plans of other contenders; ValueError as of `tune`."""
         begun = self._best_known(known)
@@ -100,6 +95,7 @@ class Search(Trials):
                 begun = self._other_sizes(begun)
                 self._look_beside(begun, self.tried[begun].cut, inf)
             self._other_chunks(self.best().setting)
+            self.try_other_counts()
         return self.best().timed
 
     def _other_sizes(self, begun: Setting) -> Setting:
@@ -240,6 +236,7 @@ class Search(Trials):
 
     def move_layers(self) -> None:
         """Move single layers of the best plan, to distant stages too, unless a climb has ended with it."""
+        self.try_other_counts()
         best = self.best()
         if best.timed.fits and best != self._moved:
             self._may_spend = self.work + RESERVED + self.budget.work
@@ -421,6 +418,7 @@ class Search(Trials):
 
     def _move_far(self) -> None:
         """Move layers of the best plan to distant stages too, and search on from there."""
+        self.try_other_counts()
         near: Setting | None = self.best().setting
         while near is not None and not self.is_spent() and not self._is_beaten(near):
             setting = self._descend(near)

@@ -1,6 +1,6 @@
 """Sketch: the best cuts of a setting by their computation alone, and the pace they would allow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -24,6 +24,7 @@ CUTS = 2  # cuts of a setting worth timing
 # If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
 # transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+ACTIONS_BESIDE = 200_000  # for near numbers of stages
 PAIRS_IN_TIME, CLOSELY_IN_TIME = 8, 1  # with a time limit
 # The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` only within half of the work.
 PAIRS_POSED, CLOSELY_POSED = 160, 8
@@ -106,6 +107,23 @@ class Sketcher:
     def plain_cuts(self, setting: Setting, like: Partition) -> list[Partition]:
         """Even and time-balanced cuts into as many stages as another cut has."""
         return list(plain_partitions(posed(self.contender, setting, self.terms, 1), _counts(like)))
+
+    def with_other_counts(self, setting: Setting, cut: Partition, seen: set[Counts]) -> Iterator[Partition]:
+        """The best cuts into near numbers of stages that were not `seen`, where both directions are cut apart.
+
+        More stages come first: shorter ones expose less of the transfers, which no sketch counts.
+        """
+        problem, num = posed(self.contender, setting, self.terms, 1), self.terms.num_devices
+        forward, backward = _counts(cut)
+        for up, down in (*_ways(num), *_ways(max(1, num // 2)), *_ways(1)):
+            counts = forward + up, backward + down
+            if counts in seen or min(counts) < 1:
+                continue
+            seen.add(counts)
+            if cuts := plain_partitions(problem, counts):
+                climb = self._climb(setting, problem, cuts, self._order(setting, problem, counts))
+                climb.run(min(self.work, ACTIONS_BESIDE))
+                yield climb.best
 
     def first_size(self, setting: Setting, space: Space) -> Setting:
         """The setting with the microbatch size that sketches best; its own size if a sketch says little.
@@ -307,6 +325,11 @@ class Sketcher:
 
 def _counts(cut: Partition) -> Counts:
     return len(cut.forward), len(cut.backward)
+
+
+def _ways(step: int) -> list[Counts]:
+    """Changes of the numbers of stages, more stages first."""
+    return [(0, step), (step, 0), (step, -step), (-step, step), (-step, 0), (0, -step)]
 
 
 def _sketched(setting: Setting) -> Setting:

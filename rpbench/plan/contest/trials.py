@@ -1,6 +1,8 @@
 """Trials: the settings and cuts that a search has timed, each once, with its bounds and sketches."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -8,10 +10,11 @@ from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender, Setting, Space, space_of
-from rpbench.plan.contest.frame import Frame, Frames
+from rpbench.plan.contest.frame import FRAME, Frame, Frames
 from rpbench.plan.contest.plans import Budget, Tried, beats
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.counts import Counts
 from rpbench.sim.kernels import compile_orders
 
 FEW_STEPS = 2  # steps timed while searching, if steps do not overlap; the pace is that of the second
@@ -19,6 +22,8 @@ OVERLAPPING_STEPS = 6  # least number of steps timed if steps overlap; the middl
 WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
 LACKS = 0.1  # fraction of the memory that it may lack
 EVERYWHERE = 0.5  # fraction of the memory that devices may lack on average, if each cut has its own order
+FINALISTS = 3  # most plans timed with all steps at the end
+RESERVED = FINALISTS * (FRAME + 1)  # work reserved for them
 ATTEMPTS = 3  # cuts tried to relieve full devices
 
 
@@ -46,6 +51,7 @@ class Trials:
         self.num_timed, self._may_spend = 0, budget.work
         self.is_over = is_over
         self._cut_short: set[Setting] = set()  # settings that did not fit when time ran out
+        self._counts: dict[Setting, set[Counts]] = defaultdict(set)  # numbers of stages that were tried beside others
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
 
     @property
@@ -86,6 +92,10 @@ class Trials:
 
     def time_is_over(self) -> bool:
         return self.is_over is not None and self.is_over()
+
+    def is_spent(self) -> bool:
+        """Whether only the work reserved for the finalists is left, or time is over."""
+        return self.work + RESERVED > self._may_spend or self.time_is_over()
 
     def _look_at(self, setting: Setting) -> Tried:
         """The best cut of a setting, timed; or the reason why there is none."""
@@ -149,6 +159,20 @@ class Trials:
         frame, recompute = self._frame(tried.setting, tried.cut), tried.setting.recompute
         mean = frame.mean_misfit(tried.cut, tried.timed.keeps, recompute)
         return mean > most and not self.is_ruled_out  # if no plan can fit, the best cut is the answer
+
+    def try_other_counts(self) -> None:
+        """Go on from the best plan to near numbers of stages until none is faster, if both directions are cut apart."""
+        best, improved = self.best(), self.contender.entry.separate_cuts
+        while improved and not self.is_spent():
+            improved = False
+            for cut in self.sketcher.with_other_counts(best.setting, best.cut, self._counts[best.setting]):
+                with suppress(ValueError):  # the schedule does not take it
+                    found = self._timed(best.setting, cut)
+                    improved = beats(found, best)
+                if improved or self.is_spent():
+                    break
+            if improved:
+                best = self.tried[best.setting] = found
 
     def _make_room(self, setting: Setting) -> None:
         """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
