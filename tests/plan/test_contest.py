@@ -18,7 +18,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.plan.climb import Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import RECOMPUTES, Setting, contender, contenders, space_of
 from rpbench.plan.contest.frame import Frame, Frames, order_key, posed, uncollected
-from rpbench.plan.contest.plans import Budget, Tried, rank
+from rpbench.plan.contest.plans import Budget, Tried, beats, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.search import Search, tune
 from rpbench.plan.contest.terms import Limits
@@ -451,3 +451,16 @@ def test_a_search_with_a_time_limit_takes_an_option_and_a_larger_microbatch_at_o
     assert looking.look().fits
     begun = looking.best().setting
     assert (begun.microbatch_sequences, dict(begun.options)["offload"]) == (4, True), "a look begins with the largest"
+
+
+def test_roundpipe_goes_on_to_numbers_of_stages_that_hide_more_of_its_transfers():
+    search = Search(contender("roundpipe"), small(num_layers=12), Budget(400, 100_000), is_over=lambda: False)
+    search.look()
+    best = search.best()
+    sketched = search.sketcher.of(best.setting).cuts
+    assert best.score > 1.03 * max(search._timed(best.setting, cut).score for cut in sketched)
+    near = [
+        search._timed(best.setting, cut) for cut in search.sketcher.with_other_counts(best.setting, best.cut, set())
+    ]
+    assert len(near) > 5
+    assert not any(beats(each, best) for each in near)
