@@ -25,7 +25,6 @@ from rpbench.plan.contest.trials import FINALISTS, LACKS, RESERVED, WORTH, Trial
 OWED = 0.02  # a setting whose sketch is faster by more is timed even after the time limit
 CLOSE = 0.02  # how far behind the best a plan may be that is timed with all steps at the end
 FAR = 0.25  # a restart that begins further behind the best is dropped
-GAINS = 0.01  # least gain in pace that another microbatch size must promise to be timed
 GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
 TIME_OVER = "the time was over; give more seconds"
 OUT_OF_TIME = f"not searched: {TIME_OVER}"
@@ -97,63 +96,6 @@ class Search(Trials):
             self._other_chunks(self.best().setting)
             self.try_other_counts()
         return self.best().timed
-
-    def _other_sizes(self, begun: Setting) -> Setting:
-        """The setting with the fastest microbatch size near its own, all with the same cut.
-
-        Larger sizes are tried first, for fewer microbatches are timed sooner; smaller ones if these are no faster.
-        """
-        sizes, own, best = sorted(self.space.dimensions["microbatch_sequences"]), begun.microbatch_sequences, begun
-        for way in ([size for size in sizes if size > own], [size for size in reversed(sizes) if size < own]):
-            for changed in (begun.changed("microbatch_sequences", size) for size in way):
-                if self.time_is_over() or not self._may_gain(changed, best):
-                    break
-                self._look_at_cut(changed, self.tried[best].cut)
-                if changed not in self.tried or not beats(self.tried[changed], self.tried[best]):
-                    break
-                best = changed
-            if best != begun:
-                break
-        return best
-
-    def _may_gain(self, changed: Setting, current: Setting) -> bool:
-        """Whether another microbatch size may be faster.
-
-        Larger ones move or change weights less often; smaller ones may then gain if each device runs all stages.
-        A step of a drained pipeline has three parts: computation; the fill, which is as long as one microbatch in one
-        stage of all devices but one and so grows with the microbatch; and uneven stages, which do not. If memory is
-        short, smaller microbatches also recompute less: then everything beside computation counts as fill.
-        """
-        pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
-        if self.bounds.pace(changed) <= pace * (1 + PROVEN):
-            return False
-        entry = self.contender.entry
-        if self.bounds.moves or entry.separate_cuts or entry.steps_each_microbatch:
-            return fewer < 1 or self.sketcher.moves_each_time(current)
-        if self.sketcher.is_blind(current):
-            return True
-        at_best, there = (self.bounds.loose_pace(each) for each in (current, changed))
-        if self.sketcher.overlaps(current) or not (at_best and there):
-            return False
-        outcome, cut = self.tried[current].timed, self.tried[current].cut
-        beside = at_best / outcome.tokens_per_s - 1  # as a share of all computation
-        stages = self.terms.num_microbatches(current.microbatch_sequences) * (current.chunks_per_device or 1)
-        fill = min(beside, (self.terms.num_devices - 1) / stages)
-        if fewer > 1 and outcome.keeps != cut.backward:
-            fill = beside
-        return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
-
-    def _other_chunks(self, begun: Setting) -> None:
-        """Look at settings with more stages on a device as long as more are faster; if none is, with fewer."""
-        own, best = begun.chunks_per_device or 0, begun
-        numbers = sorted(filter(None, self.space.dimensions["chunks_per_device"]))
-        for way in ([each for each in numbers if each > own], [each for each in reversed(numbers) if each < own]):
-            for changed in (begun.changed("chunks_per_device", number) for number in way):
-                if self.time_is_over() or not beats(self._look_at(changed), self.tried[best]):
-                    break
-                best = changed
-            if best != begun:
-                return
 
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or one near it that fits or lacks least memory: single changes until none lacks less."""
@@ -237,6 +179,8 @@ class Search(Trials):
     def move_layers(self) -> None:
         """Move single layers of the best plan, to distant stages too, unless a climb has ended with it."""
         self.try_other_counts()
+        if self.best().timed.fits:
+            self._other_chunks(self.best().setting)
         best = self.best()
         if best.timed.fits and best != self._moved:
             self._may_spend = self.work + RESERVED + self.budget.work
@@ -287,15 +231,9 @@ class Search(Trials):
             self._look_beside(plan.setting, plan.cut, plan.pace * (1 - WORTH))
         if not self._found():
             return None
-        if self.best_pace():
-            self._other_sizes(self.best().setting)
-        best = self.best()
-        if not (self.time_is_over() or self._is_hopeless(best.setting)):
-            with suppress(ValueError):
-                own = self._best_of(best.setting, self.sketcher.of(best.setting).cuts)
-                self.tried[best.setting] = own if beats(own, best) else best
-                self._make_room(best.setting)
-        return best.setting
+        self._look_at_own_cuts(self.best().setting)
+        best = self.best().setting
+        return self._other_sizes(best) if self.best_pace() else best
 
     def _look_beside(self, begun: Setting, cut: Partition, enough: float) -> None:
         """Time other options with a cut until the pace is enough; each option until one of its values is no faster."""
@@ -308,15 +246,6 @@ class Search(Trials):
                 self._look_at_cut(setting, cut)
             if before and self.best_pace() <= before * (1 + PROVEN):
                 useless.add(option)
-
-    def _look_at_cut(self, setting: Setting, cut: Partition) -> None:
-        known = self.tried.get(setting)
-        if known is not None and known.outcome is not None and known.outcome.fits:
-            return
-        with suppress(ValueError):  # the schedule does not take it
-            found = self._timed(setting, cut)
-            self.tried[setting] = found if known is None or beats(found, known) else known
-            self._make_room(setting)
 
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes; tried and timed."""

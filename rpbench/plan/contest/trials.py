@@ -11,7 +11,7 @@ from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender, Setting, Space, space_of
 from rpbench.plan.contest.frame import FRAME, Frame, Frames
-from rpbench.plan.contest.plans import Budget, Tried, beats
+from rpbench.plan.contest.plans import PROVEN, Budget, Tried, beats
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts
@@ -22,6 +22,7 @@ OVERLAPPING_STEPS = 6  # least number of steps timed if steps overlap; the middl
 WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
 LACKS = 0.1  # fraction of the memory that it may lack
 EVERYWHERE = 0.5  # fraction of the memory that devices may lack on average, if each cut has its own order
+GAINS = 0.01  # least gain in pace that another microbatch size must promise to be timed
 FINALISTS = 3  # most plans timed with all steps at the end
 RESERVED = FINALISTS * (FRAME + 1)  # work reserved for them
 ATTEMPTS = 3  # cuts tried to relieve full devices
@@ -114,6 +115,24 @@ class Trials:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
 
+    def _look_at_cut(self, setting: Setting, cut: Partition) -> None:
+        known = self.tried.get(setting)
+        if known is not None and known.outcome is not None and known.outcome.fits:
+            return
+        with suppress(ValueError):  # the schedule does not take it
+            found = self._timed(setting, cut)
+            self.tried[setting] = found if known is None or beats(found, known) else known
+            self._make_room(setting)
+
+    def _look_at_own_cuts(self, setting: Setting) -> None:
+        """Time the cuts of a setting's sketch as well, unless time is over or no cut can fit."""
+        if not (self.time_is_over() or self._is_hopeless(setting)):
+            with suppress(ValueError):  # a schedule that takes no sketch
+                cuts = [cut for cut in self.sketcher.of(setting).cuts if cut != self.tried[setting].partition]
+                own = self._best_of(setting, cuts) if cuts else self.tried[setting]
+                self.tried[setting] = own if beats(own, self.tried[setting]) else self.tried[setting]
+                self._make_room(setting)
+
     def _is_tried(self, setting: Setting) -> bool:
         """Whether a setting was tried, and need not be tried again because time cut it short before it fit."""
         again = setting in self._cut_short and not self.time_is_over() and not self.tried[setting].timed.fits
@@ -159,6 +178,69 @@ class Trials:
         frame, recompute = self._frame(tried.setting, tried.cut), tried.setting.recompute
         mean = frame.mean_misfit(tried.cut, tried.timed.keeps, recompute)
         return mean > most and not self.is_ruled_out  # if no plan can fit, the best cut is the answer
+
+    def _other_sizes(self, begun: Setting) -> Setting:
+        """The setting with the fastest microbatch size near its own, all with the same cut, then with their own.
+
+        Larger sizes are tried first, for fewer microbatches are timed sooner; smaller ones if these are no faster.
+        """
+        sizes, own, best = sorted(self.space.dimensions["microbatch_sequences"]), begun.microbatch_sequences, begun
+        tried = list[Setting]()
+        for way in ([size for size in sizes if size > own], [size for size in reversed(sizes) if size < own]):
+            for changed in (begun.changed("microbatch_sequences", size) for size in way):
+                if self.time_is_over() or not self._may_gain(changed, best):
+                    break
+                self._look_at_cut(changed, self.tried[best].cut)
+                tried.append(changed)
+                if changed not in self.tried or not beats(self.tried[changed], self.tried[best]):
+                    break
+                best = changed
+            if best != begun:
+                break
+        for close in (each for each in tried if each in self.tried and self.tried[each] in self.close()):
+            self._look_at_own_cuts(close)
+            best = close if beats(self.tried[close], self.tried[best]) else best
+        return best
+
+    def _may_gain(self, changed: Setting, current: Setting) -> bool:
+        """Whether another microbatch size may be faster.
+
+        Larger ones change weights less often. A step of a drained pipeline has three parts: computation; the fill,
+        which is as long as one microbatch in one stage of all devices of a pipeline but one and so grows with the
+        microbatch; and uneven stages, which do not. If memory is short, smaller microbatches also recompute less: then
+        everything beside computation counts as fill.
+        """
+        pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
+        if self.bounds.pace(changed) <= pace * (1 + PROVEN):
+            return False
+        entry = self.contender.entry
+        if entry.separate_cuts or entry.steps_each_microbatch:
+            return fewer < 1
+        if self.bounds.moves or self.sketcher.is_blind(current):
+            return True
+        at_best, there = (self.bounds.loose_pace(each) for each in (current, changed))
+        if self.sketcher.overlaps(current) or not (at_best and there):
+            return False
+        outcome, cut = self.tried[current].timed, self.tried[current].cut
+        beside = at_best / outcome.tokens_per_s - 1  # as a share of all computation
+        stages = self.terms.num_microbatches(current.microbatch_sequences) * (current.chunks_per_device or 1)
+        pipelines = len(next(iter(self.sketcher.placement(current)), (0,)))  # side by side, each with a part of a step
+        fill = min(beside, (self.terms.num_devices / pipelines - 1) / stages)
+        if fewer > 1 and outcome.keeps != cut.backward:
+            fill = beside
+        return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
+
+    def _other_chunks(self, begun: Setting) -> None:
+        """Look at settings with more stages on a device as long as more are faster; if none is, with fewer."""
+        own, best = begun.chunks_per_device or 0, begun
+        numbers = sorted(filter(None, self.space.dimensions["chunks_per_device"]))
+        for way in ([each for each in numbers if each > own], [each for each in reversed(numbers) if each < own]):
+            for changed in (begun.changed("chunks_per_device", number) for number in way):
+                if self.time_is_over() or not beats(self._look_at(changed), self.tried[best]):
+                    break
+                best = changed
+            if best != begun:
+                return
 
     def try_other_counts(self) -> None:
         """Go on from the best plan to near numbers of stages until none is faster, if both directions are cut apart."""
