@@ -20,7 +20,7 @@ from rpbench.plan.contest.contender import RECOMPUTES, Setting, contender, conte
 from rpbench.plan.contest.frame import Frame, Frames, order_key, posed, uncollected
 from rpbench.plan.contest.plans import Budget, Tried, beats, rank
 from rpbench.plan.contest.restarts import restart
-from rpbench.plan.contest.search import Search, tune
+from rpbench.plan.contest.search import Known, Search, tune
 from rpbench.plan.contest.terms import Limits
 from rpbench.plan.counts import promising_counts
 from rpbench.plan.evaluate import evaluate
@@ -464,3 +464,11 @@ def test_roundpipe_goes_on_to_numbers_of_stages_that_hide_more_of_its_transfers(
     ]
     assert len(near) > 5
     assert not any(beats(each, best) for each in near)
+
+
+def test_a_look_near_a_bad_plan_takes_a_cut_of_its_own_to_other_microbatch_sizes():
+    search = Search(contender("tawpipe"), small(microbatches=(1, 2, 4)), Budget(400, 100_000), is_over=lambda: False)
+    setting = search.space.first.changed("microbatch_sequences", 2)
+    search.look([Known(setting, symmetric((5, 1)), 1.0)])
+    assert {each.partition for each in search.tried.values() if each.outcome} == {symmetric((3, 3))}
+    assert len(search.tried) > 1
