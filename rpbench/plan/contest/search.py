@@ -83,6 +83,8 @@ class Search(Trials):
         if self.is_over is None:
             return best.timed
         if known:
+            if self.best_pace():
+                self._other_chunks(self.best().setting)
             return self.best().timed
         for value in self.space.dimensions["recompute"] if begun.recompute != "fitting" else ():
             changed = begun.changed("recompute", value)
@@ -222,10 +224,9 @@ class Search(Trials):
     # --- settings ---
 
     def _best_known(self, known: Sequence[Known]) -> Setting | None:
-        for plan in known:
-            if self._found() and self._is_hopeless(self.best().setting):
-                break
-            if self.time_is_over() or plan.pace < known[0].pace * (1 - WORTH):
+        fastest = max((plan.pace for plan in known), default=0.0)
+        for plan in (each for each in known if each.pace >= fastest * (1 - WORTH)):
+            if self.time_is_over() or (self._found() and self._is_hopeless(self.best().setting)):
                 break
             self._look_at_cut(plan.setting, plan.cut)
             self._look_beside(plan.setting, plan.cut, plan.pace * (1 - WORTH))
