@@ -59,6 +59,10 @@ def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
         cuts = _plain_cuts(layers, num_forward)
         if num_forward > 1:
             cuts += [(*cut, 0) for cut in _plain_cuts(layers, num_forward - 1)]  # the head alone
+        inner = num_forward - problem.num_ranks
+        if problem.entry.looped and problem.entry.chunks is None and inner > 0:
+            # Every device has as many stages with layers, and the last one the head too.
+            cuts += [(*(0,) * (problem.num_ranks - 1), *cut, 0) for cut in _plain_cuts(layers, inner)]
         cuts.append(fill_stages(layer_totals(times), problem.head_time, num_forward, problem.stage_speeds(num_forward)))
         return [symmetric(cut) for cut in dict.fromkeys(cuts)]
     found: list[Partition] = []

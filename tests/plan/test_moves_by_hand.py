@@ -119,6 +119,14 @@ def test_plain_cuts_are_even_with_the_rest_in_the_middle_at_either_end_or_the_he
     assert [cut.forward for cut in plain_partitions(small("1f1b", uniform(3), 1), (1, 1))] == [(3,)]
 
 
+def test_a_cut_has_as_many_stages_with_layers_on_every_device_and_the_head_apart():
+    """Two devices in loops: stages 1 to 4 have the layers, two on each device; stage 0 has none, stage 5 the head."""
+    cuts = {cut.forward for cut in plain_partitions(small("interleaved_1f1b", uniform(8), 2), (6, 6))}
+    assert (0, 2, 2, 2, 2, 0) in cuts
+    waves = {cut.forward for cut in plain_partitions(small("zb_v", uniform(8), 2), (4, 4))}
+    assert (0, 4, 4, 0) not in waves  # both stages lie on one device there
+
+
 def test_a_fused_stage_has_the_head_alone_or_as_many_layers_as_make_it_as_long_as_the_others():
     """Twelve layers of 1, 1 and 2; with four backward stages below the mean is 9: a head of 3, and 2 layers of 3."""
     problem = small("roundpipe", uniform(12, head=1.0), 2)
