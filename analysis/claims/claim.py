@@ -238,10 +238,6 @@ def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool
         value = found_value if isinstance(found_value, str) else float(found_value)
     except Exception as error:  # the other claims are judged whatever this one's code does
         return Verdict(claim, FAILED, reason=f"{type(error).__name__}: {error}", run_ids=run_ids)
-    return _compare(claim, value, run_ids)
-
-
-def _compare(claim: Claim, value: Value, run_ids: tuple[str, ...]) -> Verdict:
     published, difference = claim.published.value if claim.published else None, None
     if isinstance(value, str) or isinstance(published, str) or published is None:
         held, broken = (PREDICTED, MISSED) if claim.predicts else (REPRODUCED, CONTRADICTED)

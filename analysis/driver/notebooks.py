@@ -9,8 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jupytext
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -36,19 +35,13 @@ def needs(content: NotebookNode) -> tuple[str, ...]:
     return tuple(content.metadata.get("rpbench", {}).get("experiments", ()))
 
 
-class Kernel:
+class Kernel(ExitStack):
     """A kernel that starts with the first notebook; these find the folder of records in `RPBENCH_RESULTS`."""
 
     def __init__(self, results: Path) -> None:
+        super().__init__()
         self._results = results
         self._client: NotebookClient | None = None
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: Any, trace: TracebackType | None) -> None:
-        self._close()
 
     def run(self, content: NotebookNode) -> None:
         """Execute a notebook in place, in an empty namespace; CellExecutionError if a cell fails."""
@@ -61,7 +54,8 @@ class Kernel:
         except CellExecutionError:
             raise
         except BaseException:  # the kernel died or hangs: the next notebook gets a new one
-            self._close()
+            self._client = None
+            self.close()
             raise
 
     def _execute(self, content: NotebookNode) -> None:
@@ -71,7 +65,7 @@ class Kernel:
 
     def _started(self) -> NotebookClient:
         # Sockets are files in a private folder: no network ports, no files in the home.
-        private = Path(self._open.enter_context(TemporaryDirectory(prefix="rpbench-")))
+        private = Path(self.enter_context(TemporaryDirectory(prefix="rpbench-")))
         manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=_ThisPython(),
@@ -87,12 +81,8 @@ class Kernel:
             record_timing=False,
             resources={"metadata": {"path": str(_ROOT)}},
         )
-        self._open.enter_context(client.setup_kernel(env=os.environ | own, cleanup_kc=True))  # ends the kernel
+        self.enter_context(client.setup_kernel(env=os.environ | own, cleanup_kc=True))  # ends the kernel
         return client
-
-    def _close(self) -> None:
-        self._client = None
-        self._open.close()
 
 
 def execute(notebook: Path, results: Path, out: Path = OUT / "notebooks", kernel: Kernel | None = None) -> Path:

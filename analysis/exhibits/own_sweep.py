@@ -27,15 +27,8 @@ Work = tuple[tuple[str, str], ...]  # (name, value) of everything that makes wor
 
 REPEATED = "seed"
 _SAME = 1e-9  # relative difference of equal numbers
-SIZES = (
-    "model",
-    "cluster",
-    "workload",
-    "num_devices",
-    "num_microbatches",
-    "num_steps",
-    "cost",
-)  # these change the work
+# These change the work.
+SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num_steps", "cost")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _on(cell: Cell, basis: Basis | None) -> Basis | None:
     if basis is None or basis.cluster_name == own.cluster_name:
         return basis
     shared = {name: value for name, value in basis.values.items() if name not in NUMBERS}
-    return replace(own, values={**own.values, **shared}, read=set())
+    return with_values(own, shared)
 
 
 def log_error(cell: Cell, basis: Basis) -> float:

@@ -79,11 +79,14 @@ def _measured(
     from rpbench.run.cluster_file import cluster_of, layers_of
 
     collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
+    devices = {"num_devices": num_devices}
     if device == "cpu":
         found = calibration.calibrate_cores(num_devices, tell)
     else:
+        import torch
+
         found = (calibration.calibrate_dry if dry else calibration.calibrate_accelerators)(tell)
-    devices = _devices(device, num_devices)
+        devices["device_memory_bytes"] = torch.accelerator.get_memory_info(0)[1]
     cluster = cluster_of(options.get("name", DEFAULT_NAME), found, devices, collectives)
     return cluster, {
         "num_devices": cluster.num_devices,
@@ -196,14 +199,6 @@ def _collectives(
         fit_rate(name, request.num_ranks, {int(size): each for size, each in found.items()})
         for name, found in seconds.items()
     ]
-
-
-def _devices(device: str, num_devices: int) -> dict[str, int]:
-    if device == "cpu":
-        return {"num_devices": num_devices}
-    import torch
-
-    return {"num_devices": num_devices, "device_memory_bytes": torch.accelerator.get_memory_info(0)[1]}
 
 
 def _say(line: str) -> None:

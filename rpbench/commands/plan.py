@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from rpbench.config.choices import ConfigError, typed
+from rpbench.config.errors import config_errors
 from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.layer_graph import LayerGraph, from_csv
@@ -178,10 +179,8 @@ def _network(request: PartitionRequest) -> pipedream.Network:
 
 def _graph(request: PartitionRequest) -> LayerGraph:
     nodes, edges = _text("profile", request.profile), _text("edges", request.edges)
-    try:
+    with config_errors(f"profile={request.profile} edges={request.edges}: "):
         return from_csv(nodes, edges).without_inputs()
-    except ValueError as error:
-        raise ConfigError(f"profile={request.profile} edges={request.edges}: {error}") from None
 
 
 def _text(key: str, path: str) -> str:

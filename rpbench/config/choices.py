@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
@@ -65,11 +66,24 @@ def first_line(error: BaseException) -> str:
     return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)
 
 
-def at_least_one(settings: object, prefix: str, *names: str) -> None:
+def check(settings: object, prefix: str, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
+    """Refuse the first of these settings whose value is against the rule; None is no value."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{prefix}{name}={value}: a whole number of at least 1")
+        if value is not None and not holds(value):
+            raise ConfigError(f"{prefix}{name}={value}: {rule}")
+
+
+def at_least_one(settings: object, prefix: str, *names: str) -> None:
+    check(settings, prefix, "a whole number of at least 1", lambda value: not value < 1, *names)
+
+
+def is_above_zero(value: float) -> bool:
+    return value > 0
+
+
+def is_fraction(value: float) -> bool:
+    return 0 <= value <= 1
 
 
 COSTS = ["unit", "constant", "published", "analytic", "profiled"]  # a user's own file is one of them with other values
@@ -101,19 +115,11 @@ class CostConfig:
     def __post_init__(self) -> None:
         if self.name not in (MISSING, *COSTS):
             raise ConfigError(unknown_name("cost.name", self.name, COSTS))
-        if not 0 <= self.overlap_gain <= 1:
-            raise ConfigError(
-                f"cost.overlap_gain={self.overlap_gain}: a fraction, from 0 (nothing is hidden) to 1 (all is)"
-            )
-        if not (math.isfinite(self.split_penalty) and self.split_penalty >= 1):
-            raise ConfigError(
-                f"cost.split_penalty={self.split_penalty}: kernels of two halves over those of one backward; at least 1"
-            )
-        if not 0 <= self.max_freeze_ratio <= 1:
-            raise ConfigError(
-                f"cost.max_freeze_ratio={self.max_freeze_ratio}: a mean ratio of a stage, from 0 (all weight gradients "
-                "are made) to 1 (none is)"
-            )
+        check(self, "cost.", "a fraction, from 0 (nothing is hidden) to 1 (all is)", is_fraction, "overlap_gain")
+        halves = "kernels of two halves over those of one backward; at least 1"
+        check(self, "cost.", halves, lambda value: math.isfinite(value) and value >= 1, "split_penalty")
+        ratio = "a mean ratio of a stage, from 0 (all weight gradients are made) to 1 (none is)"
+        check(self, "cost.", ratio, is_fraction, "max_freeze_ratio")
         at_least_one(self, "cost.", "microbatches_per_device")
 
 
@@ -131,8 +137,7 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         at_least_one(self, "workload.", "microbatch_sequences", "validate_every")
-        if not 0 <= self.held_out < 1:
-            raise ConfigError(f"workload.held_out={self.held_out}: a share of the text, from 0 to below 1")
+        check(self, "workload.", "a share of the text, from 0 to below 1", lambda value: 0 <= value < 1, "held_out")
 
     @property
     def by_microbatch(self) -> tuple[tuple[int, ...], ...]:
@@ -161,17 +166,13 @@ class BackendConfig:
     def __post_init__(self) -> None:
         if self.name not in (MISSING, *BACKENDS):
             raise ConfigError(unknown_name("backend.name", self.name, BACKENDS))
-        if not self.time_scale > 0:
-            raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
-        if not self.stall_s > 0:
-            raise ConfigError(f"backend.stall_s={self.stall_s}: seconds above 0")
-        if not 0 <= self.num_warmup_runs <= 1000:
-            raise ConfigError(f"backend.num_warmup_runs={self.num_warmup_runs}: a whole number from 0 to 1,000")
+        check(self, "backend.", "a factor above 0; 1 is real time", is_above_zero, "time_scale")
+        check(self, "backend.", "seconds above 0", is_above_zero, "stall_s")
+        runs = "a whole number from 0 to 1,000"
+        check(self, "backend.", runs, lambda value: 0 <= value <= 1000, "num_warmup_runs")
         at_least_one(self, "backend.", "device_memory_bytes", "data_parallel", "tensor_parallel")
-        if self.dry_accelerators is not None and self.dry_accelerators < 1:
-            raise ConfigError(
-                f"backend.dry_accelerators={self.dry_accelerators}: how many to make up, 1 or more; null for real ones"
-            )
+        made_up = "how many to make up, 1 or more; null for real ones"
+        check(self, "backend.", made_up, lambda value: value >= 1, "dry_accelerators")
 
 
 @dataclass
@@ -188,16 +189,11 @@ class OptimizerConfig:
     loss_scale_growth_steps: int = 2000
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay", "momentum", "loss_scale"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a finite number")
-        for name in ("learning_rate", "weight_decay", "momentum", "num_warmup_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a number of at least 0")
-        for name in ("clip_norm", "loss_scale"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"optimizer.{name}={value}: a number above 0")
+        rates = ("learning_rate", "weight_decay", "momentum")
+        check(self, "optimizer.", "a finite number", math.isfinite, *rates, "loss_scale")
+        check(self, "optimizer.", "a number of at least 0", lambda value: value >= 0, *rates, "num_warmup_steps")
+        above_0 = ("clip_norm", "loss_scale")
+        check(self, "optimizer.", "a number above 0", lambda value: value > 0 and math.isfinite(value), *above_0)
         at_least_one(self, "optimizer.", "loss_scale_growth_steps")
 
 
@@ -271,11 +267,8 @@ class Duel:
 
     def __post_init__(self) -> None:
         at_least_one(self, "mode.", "num_starts", "search_budget", "parity_seq_len")
-        for name in ("budget_s", "half_width", "run_off_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
-        if self.recompute not in ("all", "except_last"):
-            raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
+        check(self, "mode.", "a number above 0", lambda value: not value <= 0, "budget_s", "half_width", "run_off_s")
+        check(self, "mode.", "all or except_last", ("all", "except_last").__contains__, "recompute")
 
 
 @dataclass
@@ -290,9 +283,7 @@ class Turns:
 
     def __post_init__(self) -> None:
         at_least_one(self, "mode.", "num_starts", "parity_seq_len")
-        for name in ("budget_s", "half_width", "stall_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
+        check(self, "mode.", "a number above 0", lambda value: not value <= 0, "budget_s", "half_width", "stall_s")
 
 
 @dataclass
@@ -338,10 +329,8 @@ class Failures:
         at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
         known_words = {"policy": POLICIES, "run": ("simulated", "processes"), "dies": ("machine", "process")}
         for name, known in known_words.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"mode.{name}={getattr(self, name)}: one of {', '.join(known)}")
-        if not self.stall_s > 0:
-            raise ConfigError(f"mode.stall_s={self.stall_s}: seconds above 0")
+            check(self, "mode.", f"one of {', '.join(known)}", known.__contains__, name)
+        check(self, "mode.", "seconds above 0", is_above_zero, "stall_s")
 
 
 AnyDuel = Duel | TorchDuel | GpuDuel

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.config.choices import CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
+from rpbench.config.choices import CheckpointConfig, ConfigError, Duel, OptimizerConfig, check, first_line, is_fraction
 from rpbench.config.errors import reworded
 from rpbench.config.files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.cost.hardware.basis import counted_numbers
@@ -39,10 +39,8 @@ class OverlapConfig:
     expert: float | None = None  # fraction of the exchange between experts that is hidden
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "expert"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"mesh.overlap.{name}={value}: a share, from 0 (nothing is hidden) to 1 (all is)")
+        share = "a share, from 0 (nothing is hidden) to 1 (all is)"
+        check(self, "mesh.overlap.", share, is_fraction, "tensor", "expert")
 
 
 @dataclass
@@ -81,17 +79,8 @@ def machines_named(overrides: Sequence[str]) -> list[tuple[str, dict[str, Any]]]
 
 
 GROUPS = (
-    "mode",
-    "schedule",
-    "model",
-    "cluster",
-    "workload",
-    "cost",
-    "software",
-    "backend",
-    "optimizer",
-    "tracker",
-    "experiment",
+    *("mode", "schedule", "model", "cluster", "workload", "cost", "software"),
+    *("backend", "optimizer", "tracker", "experiment"),
 )
 
 

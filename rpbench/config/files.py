@@ -54,11 +54,8 @@ def read_source(key: str, name: str | None, *, within: str = "", most: int = MOS
     except OSError as error:
         if within and isinstance(error, NotADirectoryError):
             raise ConfigError(f"{key}={name}: it is no folder; name one that {within} lies in") from None
-        reason = (
-            f"there is no such {'checkpoint' if within else 'file'}"
-            if isinstance(error, FileNotFoundError)
-            else error.strerror
-        )
+        missing = f"there is no such {'checkpoint' if within else 'file'}"
+        reason = missing if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigError(f"{key}={name}: cannot be read ({reason}); name a file that is there") from None
 
 

@@ -62,12 +62,8 @@ KEYS: Mapping[str, Mapping[str, Key]] = {"model": MODEL, "cluster": CLUSTER}
 
 # Figures of a machine that times need: those of layers, and those of transfers and the optimizer.
 LAYERS = (
-    "matmul_flops_per_s",
-    "wide_matmul_flops_per_s",
-    "matmul_efficiency",
-    "attention_efficiency",
-    "memory_bytes_per_s",
-    "memory_efficiency",
+    *("matmul_flops_per_s", "wide_matmul_flops_per_s", "matmul_efficiency"),
+    *("attention_efficiency", "memory_bytes_per_s", "memory_efficiency"),
 )
 MOVES = ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s")
 

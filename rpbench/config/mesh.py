@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import MeshConfig, OverlapConfig, RunConfig
+from rpbench.config.errors import config_errors
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
@@ -55,14 +56,12 @@ def mesh_of(config: MeshConfig, num_devices: int | None) -> Mesh:
         group = prod(max(1, size) for size in inner.values())
         pipeline = _left(group, num_devices, " x ".join(f"{name} {size}" for name, size in inner.items()))
     given = {"what": config.shard, "group": config.shard_group, "reshard": config.reshard}
-    try:
+    with config_errors(""):
         sharing = Sharing(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
         more = config.given("sequence_parallel", "order")
         found = Mesh(pipeline=pipeline, sharing=sharing, **sizes, **more)
         if num_devices is not None:
             found.check_devices(num_devices)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     return found
 
 

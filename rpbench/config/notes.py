@@ -16,16 +16,8 @@ from rpbench.workload.architecture import model_keys
 OF_TENSORS = ("dtype", "optimizer")
 # Keys that the published runs of mode=predict set themselves.
 OF_SCRIPTS = (
-    "num_microbatches",
-    "num_steps",
-    "chunks_per_device",
-    "partition",
-    "recompute",
-    "prefetch",
-    "dispatch",
-    "offload",
-    "workload",
-    "seed",
+    *("num_microbatches", "num_steps", "chunks_per_device", "partition", "recompute"),
+    *("prefetch", "dispatch", "offload", "workload", "seed"),
 )
 # Keys of mode=failures that one kind of run has.
 OF_FAILURES = {

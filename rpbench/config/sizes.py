@@ -14,7 +14,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.choices import WorkloadConfig, at_least_one
+from rpbench.config.choices import WorkloadConfig, at_least_one, check
 from rpbench.config.configuration import RunConfig
 from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.files import read_source
@@ -48,12 +48,10 @@ def check_sizes(config: RunConfig, num_ranks: int) -> None:
             given = f"{name}={getattr(config, name)!s:.40}"
             raise ConfigError(f"{given}: at most {_LARGEST:,}; a schedule is a table in memory")
     _check_table(config, num_ranks)
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
+    check(config, "", f"one of {', '.join(DTYPES)}", DTYPES.__contains__, "dtype")
     if not config.results_dir:
         raise ConfigError("results_dir=: name a folder, as in results_dir=results")
-    if config.recompute not in RECOMPUTES:
-        raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
+    check(config, "", f"one of {', '.join(RECOMPUTES)}", RECOMPUTES.__contains__, "recompute")
 
 
 def _check_table(config: RunConfig, num_ranks: int) -> None:

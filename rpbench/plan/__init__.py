@@ -1,19 +1,16 @@
 """Partitions and plans: the layers of each stage.
 
-Choosing a partition by rule needs the standard library only; searching and evaluating load the simulator.
+Choosing a partition by rule needs the standard library only; searching loads the simulator.
 """
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rpbench.ir.partition import Partition, parse
 from rpbench.ir.schedule import Schedule
 from rpbench.plan.even_and_greedy import plan_even, plan_greedy
 from rpbench.plan.problem import Problem
 from rpbench.registry import unknown_name
-
-if TYPE_CHECKING:
-    from rpbench.plan.evaluate import Plan
 
 METHODS = ("published", "even", "greedy", "pipedream", "mobius", "search")
 
@@ -72,14 +69,6 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:
     if not method[:1].isdigit():
         raise ValueError(unknown_name("partition", method, list(METHODS)) + ", or layers per stage such as 3-3-4")
     return _checked(problem, _without_idle_stages(problem, parse(method), method), "given")
-
-
-def plan(method: str, problem: Problem, *, budget: int = BUDGET) -> "Plan":
-    """The partition of a method with its simulated makespan; arguments and errors as of `choose`."""
-    from rpbench.plan.evaluate import evaluate
-
-    chosen = choose(method, problem, budget=budget)
-    return evaluate(problem, chosen.partition, method=chosen.method, num_evaluated=max(1, chosen.num_evaluated))
 
 
 def _checked(problem: Problem, partition: Partition, method: str) -> Choice:

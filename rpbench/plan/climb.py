@@ -7,11 +7,12 @@ from heapq import heappop, heappush, nsmallest
 
 import numpy as np
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.plan.counts import Counts, Floats, Ints, single_moves
+from rpbench.plan.counts import Counts, single_moves
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import Graph, build_graph

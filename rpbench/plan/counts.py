@@ -5,15 +5,13 @@ from functools import cache
 from itertools import accumulate, pairwise, product
 
 import numpy as np
-import numpy.typing as npt
 
+from rpbench.cost.arrays import Ints
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.even_and_greedy import fill_stages, head_total, layer_totals
 from rpbench.plan.problem import Problem
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Counts = tuple[int, int]  # forward stages, backward stages
 
 

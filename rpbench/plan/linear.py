@@ -7,9 +7,8 @@ Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 5 and 6.
 """
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from rpbench.cost.arrays import Floats
 
 TINY = 1e-9
 MOST_PIVOTS = 400

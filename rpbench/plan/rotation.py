@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.hardware.machine import Machine
 
@@ -44,8 +45,6 @@ from rpbench.cost.hardware.machine import Machine
 TENSORS_IN, TENSORS_OUT = (1, 2), (2, 1)
 TENSORS = 3
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Overlap = Callable[[int], float]
 
 

@@ -22,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.ir.partition import split_evenly
 from rpbench.plan.counts import single_moves
-from rpbench.plan.rotation import Floats, Ints, Rotation, Stage
+from rpbench.plan.rotation import Rotation, Stage
 
 TOLERANCE = 1e-9  # a cut that is shorter by less is no better
 BATCH = 20_000  # partial cuts that are extended together

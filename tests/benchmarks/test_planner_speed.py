@@ -7,10 +7,11 @@ import time
 
 import numpy as np
 import pytest
+from evaluated import plan
 from sizes import sized
 
 from rpbench.cost.published import published_partition, published_times
-from rpbench.plan import Problem, plan
+from rpbench.plan import Problem
 from rpbench.registry import entry
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import build_graph

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from contest_terms import small, terms
+from evaluated import evaluate
 from single_changes import every_change, improvements
 from spared import slow, spared
 
@@ -23,7 +24,6 @@ from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.search import Known, Search, tune
 from rpbench.plan.contest.terms import Limits
 from rpbench.plan.counts import promising_counts
-from rpbench.plan.evaluate import evaluate
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight

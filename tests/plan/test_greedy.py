@@ -4,6 +4,7 @@ import csv
 from itertools import pairwise
 
 import pytest
+from evaluated import graph_of
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import MODELS, ROOT, load, published, small, uniform
@@ -12,7 +13,6 @@ from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
-from rpbench.plan.evaluate import graph_of
 from rpbench.plan.even_and_greedy import LIMIT_24GB_CARD_BYTES, fill_stages, plan_even, plan_greedy, plan_released
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure

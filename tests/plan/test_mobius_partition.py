@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from evaluated import evaluate
 from problems import small, uniform
 
 from rpbench.cli import dispatch
@@ -21,7 +22,6 @@ from rpbench.ir.checks.residency import prefetch_depth
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.plan import choose
-from rpbench.plan.evaluate import evaluate
 from rpbench.plan.mobius import _rotates, pose_rotation
 from rpbench.plan.problem import Problem
 from rpbench.plan.rotation_program import solve

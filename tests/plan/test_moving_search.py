@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import partial
 
+from evaluated import evaluate
+
 from rpbench.cost.constant import constant_times
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.footprint.sizes import DeviceMemory, model_bytes
@@ -12,7 +14,6 @@ from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
-from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph

@@ -3,10 +3,11 @@
 import re
 
 import pytest
+from evaluated import plan
 from problems import published, small, uniform
 
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes
-from rpbench.plan import METHODS, plan
+from rpbench.plan import METHODS
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "mobius"])  # see test_mobius_partition

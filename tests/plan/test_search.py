@@ -6,17 +6,16 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from evaluated import evaluate, graph_of, plan
 from hypothesis import given, settings
 from problems import MODELS, SCHEDULES, load, published, random_problems, small, uniform
 from spared import spared
 
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.partition import symmetric
-from rpbench.plan import plan
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.evaluate import evaluate, graph_of
 from rpbench.plan.search import _space, _terms, plan_search
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import build_graph

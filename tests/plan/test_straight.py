@@ -4,12 +4,12 @@ import re
 from itertools import combinations, pairwise
 
 import pytest
+from evaluated import plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import small, uniform
 
 from rpbench.cost.table import LayerTimes
-from rpbench.plan import plan
 
 
 def longest_stage(times, counts):

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from evaluated import plan
 
 from baselines.zero_bubble.adaptis import SPLIT, WHOLE
 from rpbench.cost.table import LayerTimes
@@ -10,7 +11,6 @@ from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.plan import plan
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph

@@ -4,6 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from evaluated import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spared import slow
@@ -18,7 +19,6 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text, to_text
 from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
-from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 from rpbench.run.recording import run

@@ -11,7 +11,7 @@ from analysis.claims.claim import Claim, Need, Record, bubble_percent, lead_of_l
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
 from analysis.claims.paper.tuning import competing
-from analysis.predictions.score import NUM_BARS, Bar, bars
+from analysis.predictions.score import NUM_BARS, bars
 from analysis.records.published import PUBLISHED_MODELS, printed
 from analysis.records.runs import ONE_ROUND, grouped
 
@@ -170,11 +170,9 @@ _PACES = {
 }
 
 
+_found_bars = cache(bars)
+
+
 def _said(number: int) -> str:
     bar = _found_bars()[number]
     return f"{bar.name}: {'holds' if bar.held else 'missed'}, {bar.measured}"
-
-
-@cache
-def _found_bars() -> list[Bar]:
-    return bars()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.predictions.clusters.case import TABLES, Case, Model, Row, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
+from rpbench.cost.arrays import Floats
 from rpbench.cost.hardware.device import CONF
 from rpbench.mesh.job import Job
 from rpbench.mesh.software import PRIORS, declared_software
@@ -28,8 +28,6 @@ LONGEST = 0.7  # largest step of a constant's logarithm
 ENOUGH = 2e-3  # the search ends at smaller steps
 DAMPING = 1e-3
 ITERATIONS = 12
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

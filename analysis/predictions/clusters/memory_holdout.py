@@ -18,9 +18,10 @@ import numpy as np
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import TABLES, Case, Model
-from analysis.predictions.clusters.fit import STEP, Floats, gauss_newton, given
+from analysis.predictions.clusters.fit import STEP, gauss_newton, given
 from analysis.predictions.clusters.holdout import Axis, left_out, length, of_job
 from analysis.predictions.clusters.writing import out_of_memory
+from rpbench.cost.arrays import Floats
 from rpbench.mesh.software import PRIORS, Prior, Software
 
 # Priors: the traits of a framework before any of its rows is seen.

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import MEMORY, Case, Model, rows_of, step_log_sd, unseen
+from analysis.predictions.clusters.case import MEMORY, Case, Model, Row, rows_of, step_log_sd, unseen
 from analysis.predictions.clusters.fit import SETS, asked, given
 
 CLEAR = 1.05
@@ -148,7 +148,6 @@ SEALED = tables.FOLDER / "sealed_760beda"
 OUTCOMES_FILE = SEALED / "outcomes.csv"
 PAGE = tables.FOLDER.parents[1] / "docs" / "second_round.md"
 PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # these print rates
-Row = dict[str, str]
 
 
 def answered() -> list[tuple[Case, Row]]:

@@ -151,30 +151,15 @@ def _plans(answer: dict[str, Any]) -> list[Any]:
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     """The fastest meshes of a model on nodes."""
     space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
-    names = schedules_in(asked)
-    others = other_orders(names, framework_in(asked)) if "compare" not in asked.own else ()
-    answers = [
-        advise_nodes(
-            model,
-            found,
-            seq_len=model.seq_len,
-            space=each,
-            global_batch=sequences,
-            others=others,
-            names=names,
-            words=words,
-        )
-        for each in (
-            [space] if "compare" not in asked.own else questions.mesh_spaces(questions.compared(asked.own), space)
-        )
-    ]
+    names, compared = schedules_in(asked), questions.compared(asked.own) if "compare" in asked.own else None
+    others = () if compared else other_orders(names, framework_in(asked))
+    search = partial(advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, others=others)
+    spaces = questions.mesh_spaces(compared, space) if compared else [space]
+    answers = [search(space=each, names=names, words=words) for each in spaces]
     answer = answers[0]
-    if len(answers) > 1:  # each has its own search: the best of one would leave no place for the other
-        rows = [
-            row | {"schedule": name}
-            for each, name in zip(answers, questions.compared(asked.own), strict=True)
-            for row in each["ranking"][:1]
-        ]
+    if compared:  # each has its own search: the best of one would leave no place for the other
+        both = zip(answers, compared, strict=True)
+        rows = [row | {"schedule": name} for each, name in both for row in each["ranking"][:1]]
         answer["ranking"] = sorted(rows, key=lambda row: -row["tokens_per_s"])
         answer["does_not_fit"] = [row for each in answers for row in each["does_not_fit"]]
     return _runnable(answer, model, found, asked)

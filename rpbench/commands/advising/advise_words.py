@@ -24,10 +24,7 @@ LARGE = {"num_devices": 10**6, "devices_per_node": 10**6, "seq_len": 10**8, "bat
 WORDS = {"training_mode": ("full", "lora", "qlora"), "family": FAMILIES, "late": ("yes", "no")}
 OWN = (
     *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
-    "seconds",
-    "ssd",
-    *QUESTIONS,
-    *BESIDES,
+    *("seconds", "ssd", *QUESTIONS, *BESIDES),
 )
 
 

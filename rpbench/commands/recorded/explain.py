@@ -20,6 +20,7 @@ from typing import Any, TextIO, get_args
 from rpbench.advice.causes import causes_at
 from rpbench.config.choices import ConfigError, Predict
 from rpbench.config.configuration import is_of_hydra
+from rpbench.config.errors import config_errors
 from rpbench.config.mesh import MeshChoice
 from rpbench.config.request import Request, load
 from rpbench.cost.table import CostTable
@@ -221,15 +222,10 @@ def _of_schedule(assembled: Assembled) -> dict[str, float]:
         return float(step_time(graph, timeline)) / timeline.units_per_second
 
     found = causes_at(graph, costs, paced)
-    uneven = max(0.0, min(found["bubble"], _unevenness(assembled)))
+    busy = assembled.metrics(simulate_charged(graph, costs), costs, graph)["busy_s"]
+    longer = float(max(busy) - sum(busy) / len(busy)) / assembled.schedule.shape.num_steps  # the busiest than the mean
+    uneven = max(0.0, min(found["bubble"], longer))
     return {**found, "partition": uneven, "bubble": found["bubble"] - uneven}
-
-
-def _unevenness(assembled: Assembled) -> float:
-    """Seconds of a step for which the busiest device computes longer than the mean."""
-    timeline = simulate_charged(assembled.graph, assembled.costs)
-    busy = assembled.metrics(timeline, assembled.costs, assembled.graph)["busy_s"]
-    return float(max(busy) - sum(busy) / len(busy)) / assembled.schedule.shape.num_steps
 
 
 def _replayed(row: Record, simulated: Mapping[str, float]) -> dict[str, float]:
@@ -311,12 +307,8 @@ def explain_numbers(
     """
     asked = _asked(arguments)
     metric = _metric(asked)
-    try:
+    with config_errors(""):
         answer = explain(*_sides(asked, side_of_row, side_of_row_number), metric).plain()
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     print_explanation(answer, people)
     return answer
 

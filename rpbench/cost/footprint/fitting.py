@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.arrays import Ints
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import moves_activations
-
-Ints = npt.NDArray[np.int64]
 
 # Largest size of a product for BLAS on one thread; on several, threads would wait longer than the product takes.
 ON_ONE_THREAD = 200_000

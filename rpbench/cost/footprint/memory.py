@@ -30,8 +30,8 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint import replicas
 from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_layers, levels_of, waiting_halves
@@ -49,9 +49,6 @@ STAYING_BUFFERS = 2  # a stage's input and output, where neither leaves the devi
 # Under these policies a backward reads the weights of its forward, which may not be the newest.
 _STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
 _OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations between halves", "logits")
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def classes_of(

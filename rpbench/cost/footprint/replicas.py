@@ -31,8 +31,8 @@ from math import lcm
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
@@ -44,8 +44,6 @@ from rpbench.ir.waits.moves import has_transfers
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Shares = Mapping[int, Fraction | float]  # stage -> the fraction of it on a device
 Of = TypeVar("Of")
 

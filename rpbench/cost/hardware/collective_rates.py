@@ -13,13 +13,12 @@ from math import inf
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from rpbench.cost.arrays import Floats
 from rpbench.cost.rings import ring_hops, volume
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
-Floats = npt.NDArray[np.float64]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 RESAMPLED = 200  # bootstrap samples, for the intervals
 INTERVAL = (5.0, 95.0)  # percentiles

@@ -21,6 +21,7 @@ from math import inf, log2
 
 import numpy as np
 
+from rpbench.cost.arrays import Floats
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import least_host_bytes
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
@@ -34,7 +35,7 @@ from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.layer_limits import Limit, least_limit, least_of_whole_layers
 from rpbench.plan.contest.link_loads import LinkLoads
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import Floats, promising_counts
+from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
 
 

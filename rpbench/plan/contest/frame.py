@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.cost.charges import with_everything
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
@@ -29,8 +30,7 @@ from rpbench.passes.recomputation import Recompute, check_recompute, kept_layers
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import Floats, Ints, single_moves
-from rpbench.plan.evaluate import makespan
+from rpbench.plan.counts import single_moves
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
@@ -361,6 +361,12 @@ def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) 
         activations=sizes.of_a_layer,
         finish=partial(_finished, contender, setting, terms),
     )
+
+
+def makespan(timeline: Timeline) -> float:
+    """The last end, in the unit of the costs, without actions that take no time."""
+    start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
+    return float(end[end > start].max(initial=0.0))
 
 
 def _finished(contender: Contender, setting: Setting, terms: Terms, order: Schedule) -> Schedule:

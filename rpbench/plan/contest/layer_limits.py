@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
-from rpbench.plan.linear import Floats, prices
-
-Ints = npt.NDArray[np.int64]
+from rpbench.cost.arrays import Floats, Ints
+from rpbench.plan.linear import prices
 
 MOST_ROUNDS, SETTLED = 8, 1e-6
 MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts as infeasible

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rpbench.cost.arrays import Floats
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, saved_state
 from rpbench.ir.analysis import Analysis, analysed
@@ -20,7 +21,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import Floats, plain_partitions, promising_counts
+from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.counts import BYTES_PER_VALUE
 

@@ -1,14 +1,12 @@
-"""Plan: a partition with its simulated makespan."""
+"""Partitions that the tests of plans compare: each with its simulated makespan and its fit into memory."""
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.ir.partition import Partition
-from rpbench.ir.timeline import Timeline
 from rpbench.passes.recomputation import kept_layers
-from rpbench.plan.problem import Problem
+from rpbench.plan import BUDGET, Problem, choose
+from rpbench.plan.contest.frame import makespan
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.shared_links import simulate_charged
@@ -42,7 +40,7 @@ def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluat
     return Plan(partition, found, num_evaluated, method, infeasible)
 
 
-def makespan(timeline: Timeline) -> float:
-    """The last end, in the unit of the costs, without actions that take no time."""
-    start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
-    return float(end[end > start].max(initial=0.0))
+def plan(method: str, problem: Problem, *, budget: int = BUDGET) -> Plan:
+    """The partition of a method with its simulated makespan; arguments and errors as of `choose`."""
+    chosen = choose(method, problem, budget=budget)
+    return evaluate(problem, chosen.partition, method=chosen.method, num_evaluated=max(1, chosen.num_evaluated))
