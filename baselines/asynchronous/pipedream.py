@@ -60,11 +60,7 @@ def pipedream(
 
 
 def never_flushed(shape: Shape, name: str, policy: Policy) -> Schedule:
-    """1F1B over all microbatches of a run, drained only at its end.
-
-    Raises:
-        ValueError: unless there is one stage for each rank.
-    """
+    """1F1B over all microbatches of a run, drained only at its end; ValueError unless each rank has one stage."""
     check_one_stage(name, shape, "interleaved_1f1b")
     microbatches = range(shape.total_microbatches)
     rows = tuple(alternate(rank, microbatches, shape.num_ranks - 1 - rank) for rank in range(shape.num_ranks))

@@ -31,11 +31,7 @@ METHODS = {
 
 
 class Fsdp2(System):
-    """One rank.
-
-    Raises:
-        ValueError: for an unknown way, or microbatches that cannot be dealt evenly.
-    """
+    """One rank; ValueError for an unknown way, or microbatches that cannot be dealt evenly."""
 
     def __init__(self, case: Case) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()

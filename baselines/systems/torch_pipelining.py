@@ -58,11 +58,7 @@ class _Stage(nn.Module):
 
 
 class TorchPipeline(System):
-    """One rank of a pipeline.
-
-    Raises:
-        ValueError: for an unknown schedule, or a partition that does not fit the ranks.
-    """
+    """One rank of a pipeline; ValueError for an unknown schedule, or a partition that does not fit the ranks."""
 
     def __init__(self, case: Case) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()

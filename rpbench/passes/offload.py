@@ -301,11 +301,8 @@ def offload(
 def keep_on_ssd(schedule: Schedule, what: str) -> Schedule:
     """The schedule with the host's state on its SSDs: every STEP reads it there and writes it back.
 
-    Args:
-        what: `none`; `optimizer`: master weights and moments; `all`: weights as well, which every load reads.
-
-    Raises:
-        ValueError: for another word.
+    It is `none`; `optimizer`: master weights and moments; or `all`: weights as well, which every load reads. ValueError
+    for another word.
     """
     if what not in ON_SSD:
         raise ValueError(f"schedule.ssd={what}: what lives on SSDs, one of {', '.join(ON_SSD)}")
