@@ -56,7 +56,8 @@ def payloads_of(schedule: Schedule, moves: Moves | None) -> dict[int, Payload]:
 
 def _brought(moves: Moves) -> dict[int, Payload]:
     """The weights and gradients that actions move, by number."""
-    found, between_devices = dict[int, Payload](), moves.handovers.are_there
+    found, handovers = dict[int, Payload](), moves.handovers
+    between_devices = bool(handovers.origins or handovers.carried or handovers.grouped)
     for what, transfers in moves.transfers.items():
         payload = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
         for pieces, visits, _ in transfers:
@@ -64,8 +65,8 @@ def _brought(moves: Moves) -> dict[int, Payload]:
             carried = payload(stage, backward, len(pieces))
             for number in pieces:
                 found[number] = carried
-                if between_devices and moves.handovers.peer(number) is not None:
-                    found[number] = payload(stage, backward, len(pieces), moves.handovers.is_local(number))
+                if between_devices and handovers.peer(number) is not None:
+                    found[number] = payload(stage, backward, len(pieces), handovers.is_local(number))
     return found
 
 

@@ -67,16 +67,10 @@ class AlongSequence(AcrossRanks):
     """
 
     def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
-        return [_ForthAndBack.apply(x, self._gather, self._scatter)]
+        return [_ForthAndBack.apply(x, self._rank.gather_slices, self._rank.scatter_sum)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return _ForthAndBack.apply(parts[0], self._scatter, self._gather)
-
-    def _gather(self, slices: torch.Tensor) -> torch.Tensor:
-        return self._rank.gather_slices(slices, 1)
-
-    def _scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        return self._rank.scatter_sum(whole, 1)
+        return _ForthAndBack.apply(parts[0], self._rank.scatter_sum, self._rank.gather_slices)
 
 
 class _ForthAndBack(torch.autograd.Function):

@@ -71,11 +71,6 @@ class Handovers:
         for (stage, step), found in sent.items():
             self._join_sums(stage, step, sorted(found, key=self._microbatch))
 
-    @property
-    def are_there(self) -> bool:
-        """Whether anything goes from device to device."""
-        return bool(self.origins or self.carried or self.grouped)
-
     def peer(self, number: int) -> int | None:
         """The rank that an action names, if it names one."""
         peer = self._index.actions[number].peer
