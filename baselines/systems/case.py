@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -118,9 +119,9 @@ class System(ABC):
         self.actions: list[tuple[str, int, int, float]] = []  # kind, stage, microbatch, processor seconds
         self.losses: list[float] = []  # this rank's mean of every step; empty where ranks have parts of a microbatch
 
-    @property
+    @cached_property
     def parameters(self) -> dict[tuple[int, str], nn.Parameter]:
-        """The parameters of this rank's modules, by module and name."""
+        """The parameters of this rank's modules, by module and name, as they are when it is first read."""
         return {
             (number, name): parameter
             for number in sorted(self.modules)
