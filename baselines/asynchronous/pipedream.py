@@ -34,16 +34,13 @@ from rpbench.registry import schedule
 
 @schedule("pipedream", source="Narayanan et al., SOSP'19", steps_each_microbatch=True)
 def pipedream(
-    shape: Shape, *, weight_stashing: bool = True, vertical_sync: bool = False, replicas: Sequence[int] | None = None
+    shape: Shape,  # `num_microbatches` is the window of a step; the paper's is 1
+    *,
+    weight_stashing: bool = True,  # backward reads what its forward read; or the newest, which the paper warns against
+    vertical_sync: bool = False,  # all stages read the version that was newest on the first stage
+    replicas: Sequence[int] | None = None,  # ranks of each stage; None for one each
 ) -> Schedule:
-    """Rank r keeps at most p - r microbatches in flight, and as many versions of its weights.
-
-    Args:
-        shape: `num_microbatches` is the window of a step; the paper's is 1.
-        weight_stashing: backward reads what its forward read; otherwise the newest, which the paper warns against.
-        vertical_sync: all stages read the version that was newest on the first stage.
-        replicas: ranks of each stage; None for one each.
-    """
+    """Rank r keeps at most p - r microbatches in flight, and as many versions of its weights."""
     if not weight_stashing and (vertical_sync or replicas is not None):
         raise ValueError(
             "schedule.weight_stashing=false: vertical_sync and replicas keep versions by name, which takes stashing; "
@@ -60,11 +57,7 @@ def pipedream(
 
 
 def never_flushed(shape: Shape, name: str, policy: Policy) -> Schedule:
-    """1F1B over all microbatches of a run, drained only at its end.
-
-    Raises:
-        ValueError: unless there is one stage for each rank.
-    """
+    """1F1B over all microbatches of a run, drained only at its end; ValueError unless each rank has one stage."""
     check_one_stage(name, shape, "interleaved_1f1b")
     microbatches = range(shape.total_microbatches)
     rows = tuple(alternate(rank, microbatches, shape.num_ranks - 1 - rank) for rank in range(shape.num_ranks))

@@ -54,10 +54,8 @@ def one_by_one(learning_rate: float, momentum: float, batch: int) -> tuple[float
     """Learning rate and momentum for a step after every microbatch, from those for a step after `batch` of them.
 
     mu_1 = mu^(1 / B), so that a velocity decays as much over as many microbatches, and eta_1 = eta (1 - mu_1) /
-    ((1 - mu) B), so that a microbatch's gradient moves a weight as far in the end: eta / (1 - mu) / B.
-
-    Raises:
-        ValueError: for a batch of none, or a momentum of 1 or more.
+    ((1 - mu) B), so that a microbatch's gradient moves a weight as far in the end: eta / (1 - mu) / B. ValueError for a
+    batch of none, or a momentum of 1 or more.
 
     Source: as above, from memory.
     """

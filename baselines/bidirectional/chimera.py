@@ -65,17 +65,11 @@ def chimera(
     shape: Shape,
     costs: StageCosts,
     *,
-    pipelines: int = 2,
-    forward_doubling: bool = False,
-    backward_halving: bool = False,
+    pipelines: int = 2,  # of both directions together; p must be a multiple of it
+    forward_doubling: bool = False,  # forwards take two microbatches at once, and a unit has 2p
+    backward_halving: bool = False,  # microbatches are halves: a forward takes two of them, a backward one
 ) -> Schedule:
-    """Of the p microbatches of a unit, the first half goes down and the second up.
-
-    Args:
-        pipelines: of both directions together; p must be a multiple of it.
-        forward_doubling: forwards take two microbatches at once, and a unit has 2p.
-        backward_halving: microbatches are halves: a forward takes two of them, a backward one.
-    """
+    """Of the p microbatches of a unit, the first half goes down and the second up."""
     p, m = shape.num_ranks, shape.num_microbatches
     check_both_ways("chimera", shape)
     in_pairs = forward_doubling or backward_halving

@@ -51,13 +51,9 @@ def v_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
 
 
 def rank_order(depth: int, rank: int, stages: tuple[int, int], batches: tuple[Sequence[int], Sequence[int]]) -> Row:
-    """One step on a rank.
+    """One step on a rank, counted from the ends of the V, which has `depth` ranks from there to its turn.
 
-    Args:
-        depth: ranks between the ends of the V and its turn.
-        rank: this one, counted from the ends.
-        stages: of chunk 0 and chunk 1.
-        batches: the microbatches of each, equally many, at least 2 * depth.
+    Chunks 0 and 1 have a stage each, and equally many microbatches, at least 2 * depth.
     """
     return tuple(_RankOrder(stages, batches).run(depth, rank))
 

@@ -146,9 +146,7 @@ def ends_first(
 ) -> Rows:
     """The order that ends first: of all given ones, and of the first and the repeated ones with passes pulled forward.
 
-    Args:
-        repeated, others: made only while there is work left to spend.
-        limit: chunk activations on a rank.
+    A rank has at most `limit` chunk activations. Orders behind the first are made only while there is work to spend.
     """
 
     def timed(rows: Rows) -> Timed:

@@ -31,10 +31,8 @@ from rpbench.registry import schedule
 
 
 def whole_microbatches(shape: Shape, name: str, policy: Policy = Policy.FLUSH) -> Schedule:
-    """Device d of p runs microbatches d m/p to (d + 1) m/p - 1 of every step, each through all stages and back.
-
-    Raises:
-        ValueError: if the devices cannot share the microbatches of a step evenly.
+    """Device d of p runs microbatches d m/p to (d + 1) m/p - 1 of every step, each through all stages and back;
+    ValueError if they cannot be dealt evenly.
     """
     check_even(name, shape, "replicas")
     everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages

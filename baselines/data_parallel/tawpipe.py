@@ -68,11 +68,7 @@ def _goes_to(rank: int, stage: int, p: int, groups: int) -> int:
 def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
     """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h).
 
-    Args:
-        prefetch: slices loaded ahead of the current one; a rank has one buffer more.
-
-    Raises:
-        ValueError: if it is negative.
+    So many slices are loaded ahead of the current one; a rank has one buffer more. ValueError for a negative number.
     """
     if prefetch < 0:
         raise ValueError(f"prefetch={prefetch}: slices that come ahead, 0 for none; take 1, as TawPipe does")
@@ -100,8 +96,7 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
 def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forward and backward.
 
-    Args:
-        groups: number of groups of ranks, one a node; with 1, slices are broadcast and nothing is relayed.
+    A node has a group of ranks; with one group, slices are broadcast and nothing is relayed.
     """
     p = shape.num_ranks
     if type(groups) is not int or groups < 1 or p % groups:

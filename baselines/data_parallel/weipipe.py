@@ -73,11 +73,7 @@ def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
     gathers={},
 )
 def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
-    """Rank r runs microbatches r, r + p, r + 2p, ... of every step.
-
-    Args:
-        buffers: slices of both rings that a rank has room for beside its own.
-    """
+    """Rank r runs microbatches r, r + p, r + 2p, ... of every step, with room for `buffers` slices beside its own."""
     if type(buffers) is not int or buffers < 4:
         raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")
     check_slices("weipipe", shape)

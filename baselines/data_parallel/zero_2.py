@@ -36,9 +36,5 @@ def _lower(order: Schedule, *, prefetch: int, reduce_each_microbatch: bool) -> S
     whole_microbatches=True,
 )
 def zero_2(shape: Shape, *, reduce_each_microbatch: bool = True) -> Schedule:
-    """The order of data parallelism.
-
-    Args:
-        reduce_each_microbatch: scatter gradients after every backward, as DeepSpeed does.
-    """
+    """The order of data parallelism; gradients are scattered after every backward, as in DeepSpeed, or once a step."""
     return whole_microbatches(shape, "zero_2")

@@ -29,10 +29,8 @@ from rpbench.registry import schedule
 def fully_sharded(
     order: Schedule, *, prefetch: int, reduce_each_microbatch: bool, offload: bool, ssd: str = "none"
 ) -> Schedule:
-    """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there.
-
-    Args:
-        ssd: as in `rpbench.passes.offload.keep_on_ssd`.
+    """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there, or from
+    its SSDs (`rpbench.passes.offload.keep_on_ssd`).
     """
     per = "visit" if reduce_each_microbatch else "step"
     steps = with_steps(order, on_host=range(order.shape.num_stages) if offload else ())

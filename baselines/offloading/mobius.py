@@ -39,8 +39,7 @@ def _lower(order: Schedule, *, prefetch: int, num_root_complexes: int) -> Schedu
 def mobius(shape: Shape, *, num_root_complexes: int = 1) -> Schedule:
     """Deal the stages to the devices in rotation, each for all microbatches of a step.
 
-    Args:
-        num_root_complexes: groups of neighbouring devices that share a way to the host; 1: deal in device order.
+    Neighbouring devices of a root complex share a way to the host; with one, stages are dealt in device order.
     """
     p = shape.num_ranks
     if type(num_root_complexes) is not int or num_root_complexes < 1 or p % num_root_complexes:

@@ -90,20 +90,12 @@ def _lower(
 def zenflow(
     shape: Shape,
     *,
-    topk: float = 0.1,
-    update_interval: int = 4,
-    select_interval: int = 0,
-    overlap: bool = True,
-    num_warmup_steps: int = 0,
+    topk: float = 0.1,  # the fraction of the columns that devices step, from 0 to 1
+    update_interval: int = 4,  # steps of which the host adds up gradients before it steps
+    select_interval: int = 0,  # steps between two choices of columns, a multiple of `update_interval`; 0 for one choice
+    overlap: bool = True,  # the host steps beside the next steps of the device
+    num_warmup_steps: int = 0,  # first steps that the host makes of all columns, and that are waited for
 ) -> Schedule:
-    """The order of data parallelism.
-
-    Args:
-        topk: the fraction of the columns that devices step, from 0 to 1.
-        update_interval: steps of which the host adds up gradients before it steps.
-        select_interval: steps between two choices of columns, a multiple of it; 0 for one choice.
-        overlap: the host steps beside the next steps of the device.
-        num_warmup_steps: first steps that the host makes of all columns, and that are waited for.
-    """
+    """The order of data parallelism."""
     rule = LateRest(topk, update_interval, select_interval, overlap, num_warmup_steps)
     return replace(whole_microbatches(shape, "zenflow", Policy.SELECTIVE), late_rest=rule)

@@ -63,11 +63,8 @@ def _evicted(shape: Shape, rank: int, row: Row) -> list[int]:
 def with_moved_activations(row: Row, moved: Sequence[int], *, peer: int | None, buffers: int) -> dict[str, Row]:
     """The lanes of a rank whose activations leave after some forwards and come back before their backwards.
 
-    Args:
-        row: its compute row.
-        moved: places of these forwards in it, ascending.
-        peer: the rank they go to; None for the host.
-        buffers: how many may be loaded but not used yet.
+    `moved` are the places of these forwards in its compute row, ascending. They go to a peer or, with None, to the
+    host; at most `buffers` are loaded and not used yet.
     """
     if not moved:
         return {"compute": row}

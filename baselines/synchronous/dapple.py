@@ -22,10 +22,8 @@ from rpbench.registry import schedule
 
 @schedule("dapple", source="Fan et al., PPoPP'21", searched={"early_warmup": (True, False)})
 def dapple(shape: Shape, *, early_warmup: bool = True) -> Schedule:
-    """1F1B with a warm-up of policy A or B.
-
-    Args:
-        early_warmup: policy B, which hides hops and holds nearly twice as many activations; otherwise policy A.
+    """1F1B with a warm-up of policy A, or of policy B, the early one, which hides hops and holds nearly twice as many
+    activations.
     """
     check_one_stage("dapple", shape, "interleaved_1f1b")
     pace = 2 if early_warmup else 1  # forwards ahead of the first backward for each rank downstream

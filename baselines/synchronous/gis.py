@@ -30,11 +30,7 @@ from rpbench.registry import schedule
 
 @schedule("gis", source="Wan et al., arXiv 2503.01328", looped=True)
 def gis(shape: Shape, *, group_size: int | None = None) -> Schedule:
-    """Interleaved 1F1B in groups.
-
-    Args:
-        group_size: microbatches of a group, from 1 to p; None: p. The last group of a step may be smaller.
-    """
+    """Interleaved 1F1B in groups of 1 to p microbatches, by default p; the last group of a step may be smaller."""
     p, chunks = shape.num_ranks, shape.chunks_per_rank
     size = p if group_size is None else group_size
     if type(size) is not int or not 1 <= size <= p:

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -29,34 +30,22 @@ LEAST = {"deepspeed": "0.19", "roundpipe": "0.1.1"}  # versions that the adapter
 
 @dataclass(frozen=True)
 class Case:
-    """A system and a workload.
+    """A system and a workload."""
 
-    Args:
-        system: a name of `baselines.systems.worker.SYSTEMS`.
-        schedule: for systems with several, as they name them; empty for the others.
-        model: the fields of a `Model`.
-        microbatch_sequences, num_microbatches, num_steps, seed: of the workload.
-        dtype: a name of torch's, such as `float32`.
-        partition: layers of each stage, for systems that cut.
-        recompute: layers run again in backward: `all`, `except_last` stage's, or `none`; the head never.
-        verify: compare with plain training.
-        optimizer: the fields of `OptimizerSettings`; None leaves the weights alone.
-        device: what its ranks compute on, each on one of its own: `cpu`, or torch's name of an accelerator.
-    """
-
-    system: str
-    model: dict[str, Any]
+    system: str  # a name of `baselines.systems.worker.SYSTEMS`
+    model: dict[str, Any]  # the fields of a `Model`
     num_microbatches: int
-    schedule: str = ""
+    schedule: str = ""  # for systems with several, as they name them
     microbatch_sequences: int = 1
     num_steps: int = 1
     seed: int = 0
-    dtype: str = "float32"
-    partition: tuple[int, ...] = ()
-    recompute: str = "all"
-    verify: bool = False
+    dtype: str = "float32"  # a name of torch's
+    partition: tuple[int, ...] = ()  # layers of each stage, for systems that cut
+    recompute: str = "all"  # layers run again in backward: `all`, `except_last` stage's, or `none`; the head never
+    verify: bool = False  # compare with plain training
+    # the fields of `OptimizerSettings`; None leaves the weights alone
     optimizer: dict[str, Any] | None = field(default_factory=dict)
-    device: str = "cpu"
+    device: str = "cpu"  # what its ranks compute on, each on one of its own: `cpu`, or torch's name of an accelerator
 
     def workload(self) -> Workload:
         """The modules and microbatches, the same in every process."""
@@ -72,10 +61,8 @@ class Case:
         return torch.optim.AdamW(parameters, lr=own.learning_rate, weight_decay=own.weight_decay, **options)
 
     def check_replicas(self, system: str, methods: Collection[str], num_ranks: int) -> None:
-        """Refuse a case that the data-parallel ranks of a system cannot train.
-
-        Raises:
-            ValueError: for an unknown method, a recomputation by stages, or microbatches that cannot be dealt evenly.
+        """Refuse (ValueError) an unknown method, a recomputation by stages, or microbatches that cannot be dealt evenly
+        to data-parallel ranks.
         """
         if self.schedule not in methods:
             raise ValueError(f"schedule={self.schedule!r}: {system} is run as {', '.join(methods)}")
@@ -89,11 +76,7 @@ class Case:
 
     @classmethod
     def from_json(cls, text: str) -> "Case":
-        """The case of a JSON object with its fields.
-
-        Raises:
-            ValueError: for text that is not such an object.
-        """
+        """The case of a JSON object with its fields; ValueError for text that is not such an object."""
         try:
             fields = json.loads(text)
             return cls(**{**fields, "partition": tuple(fields.get("partition", ()))})
@@ -111,11 +94,7 @@ def why_missing(package: str, *, needs_cuda: bool = False) -> str | None:
 
 
 def require(package: str, *, needs_cuda: bool = False) -> ModuleType:
-    """The package.
-
-    Raises:
-        ValueError: if it cannot be used here.
-    """
+    """The package; ValueError if it cannot be used here."""
     reason = why_missing(package, needs_cuda=needs_cuda)
     if reason is not None:
         raise ValueError(f"system={package}: {reason}")
@@ -140,9 +119,9 @@ class System(ABC):
         self.actions: list[tuple[str, int, int, float]] = []  # kind, stage, microbatch, processor seconds
         self.losses: list[float] = []  # this rank's mean of every step; empty where ranks have parts of a microbatch
 
-    @property
+    @cached_property
     def parameters(self) -> dict[tuple[int, str], nn.Parameter]:
-        """The parameters of this rank's modules, by module and name."""
+        """The parameters of this rank's modules, by module and name, as they are when it is first read."""
         return {
             (number, name): parameter
             for number in sorted(self.modules)

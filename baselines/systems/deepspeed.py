@@ -52,11 +52,7 @@ class _Whole(nn.Module):
 
 
 class DeepSpeed(System):
-    """One rank.
-
-    Raises:
-        ValueError: if DeepSpeed is not installed, or the case does not fit.
-    """
+    """One rank; ValueError if DeepSpeed is not installed, or the case does not fit."""
 
     def __init__(self, case: Case) -> None:
         if case.device == "cpu":

@@ -31,11 +31,7 @@ METHODS = {
 
 
 class Fsdp2(System):
-    """One rank.
-
-    Raises:
-        ValueError: for an unknown way, or microbatches that cannot be dealt evenly.
-    """
+    """One rank; ValueError for an unknown way, or microbatches that cannot be dealt evenly."""
 
     def __init__(self, case: Case) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
@@ -56,12 +52,11 @@ class Fsdp2(System):
                 mp_policy=precision,
                 offload_policy=policy,
             )
-        self._sharded = self.parameters
-        self.optimizer = None if case.optimizer is None else case.make_adamw(self._sharded.values())
+        self.optimizer = None if case.optimizer is None else case.make_adamw(self.parameters.values())
 
     def train(self) -> None:
         for step in range(self.case.num_steps):
-            for parameter in self._sharded.values():
+            for parameter in self.parameters.values():
                 parameter.grad = None
             own = self.case.microbatches(step)[self.rank :: self.num_ranks]
             self.losses.append(0.0)
@@ -74,10 +69,10 @@ class Fsdp2(System):
                 self.optimizer.step()
 
     def gradients(self) -> Tensors:
-        return {place: _whole(p.grad) for place, p in self._sharded.items() if p.grad is not None}
+        return {place: _whole(p.grad) for place, p in self.parameters.items() if p.grad is not None}
 
     def weights(self) -> Tensors:
-        return {place: _whole(parameter.detach()) for place, parameter in self._sharded.items()}
+        return {place: _whole(parameter.detach()) for place, parameter in self.parameters.items()}
 
     def _loss(self, microbatch: int) -> torch.Tensor:
         x, labels = (each.to(self.case.device) for each in self.workload.batch(microbatch))

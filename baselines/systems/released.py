@@ -29,11 +29,7 @@ class _Link(nn.Module):
 
 
 class Released(System):
-    """All accelerators of the host.
-
-    Raises:
-        ValueError: if the library or a CUDA device is missing, or the case does not fit.
-    """
+    """All accelerators of the host; ValueError if the library or a CUDA device is missing, or the case does not fit."""
 
     def __init__(self, case: Case) -> None:
         library: Any = require("roundpipe", needs_cuda=True)

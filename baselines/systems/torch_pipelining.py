@@ -58,11 +58,7 @@ class _Stage(nn.Module):
 
 
 class TorchPipeline(System):
-    """One rank of a pipeline.
-
-    Raises:
-        ValueError: for an unknown schedule, or a partition that does not fit the ranks.
-    """
+    """One rank of a pipeline; ValueError for an unknown schedule, or a partition that does not fit the ranks."""
 
     def __init__(self, case: Case) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
@@ -97,20 +93,16 @@ class TorchPipeline(System):
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         if self.case.optimizer is None:
             return None
-        return self.case.make_adamw(self._own.values(), fused=True)
-
-    @cached_property
-    def _own(self) -> Tensors:
-        return {**self.parameters}
+        return self.case.make_adamw(self.parameters.values(), fused=True)
 
     @cached_property
     def _first_weights(self) -> Tensors:
-        return {place: parameter.detach().clone() for place, parameter in self._own.items()}
+        return {place: parameter.detach().clone() for place, parameter in self.parameters.items()}
 
     def reset(self) -> None:
         """Go back to the first weights, with a fresh optimizer."""
         with torch.no_grad():
-            for place, parameter in self._own.items():
+            for place, parameter in self.parameters.items():
                 parameter.copy_(self._first_weights[place])
                 parameter.grad = None
         self.optimizer = self._make_optimizer()
@@ -123,7 +115,7 @@ class TorchPipeline(System):
 
     def train(self) -> None:
         for tokens, labels in self.batches:
-            for parameter in self._own.values():
+            for parameter in self.parameters.values():
                 parameter.grad = None
             losses: list[torch.Tensor] = []
             self.schedule.step(tokens, labels=labels, target=labels, losses=losses, return_outputs=False)
@@ -133,10 +125,10 @@ class TorchPipeline(System):
                 self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
 
     def gradients(self) -> Tensors:
-        return {place: p.grad for place, p in self._own.items() if p.grad is not None}
+        return {place: p.grad for place, p in self.parameters.items() if p.grad is not None}
 
     def weights(self) -> Tensors:
-        return {place: parameter.detach() for place, parameter in self._own.items()}
+        return {place: parameter.detach() for place, parameter in self.parameters.items()}
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, labels = zip(*map(self.workload.batch, self.case.microbatches(step)), strict=True)

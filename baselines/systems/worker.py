@@ -70,11 +70,7 @@ class Cases:
         self._system: System | None = None
 
     def run(self, case: Case) -> dict[str, Any]:
-        """This rank's results of a case.
-
-        Raises:
-            ValueError: as `make`, on every rank alike.
-        """
+        """This rank's results of a case; raises as `make`, on every rank alike."""
         torch.set_num_threads(1)
         if case.device != "cpu":
             accelerator.choose_kernels(repeatable=case.verify)
@@ -94,11 +90,7 @@ def _answer(cases: Cases, line: str) -> dict[str, Any]:
 
 
 def make(case: Case) -> System:
-    """This rank's part of a system.
-
-    Raises:
-        ValueError: for an unknown system, or a case that does not fit.
-    """
+    """This rank's part of a system; ValueError for an unknown one, or a case that does not fit."""
     if case.system not in SYSTEMS:
         raise ValueError(f"system={case.system!r}: one of {', '.join(SYSTEMS)}")
     module, name = SYSTEMS[case.system]

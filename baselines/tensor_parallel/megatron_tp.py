@@ -69,8 +69,7 @@ def _lower(order: Schedule, *, prefetch: int, sequence_parallel: bool = False) -
 def megatron_tp(shape: Shape, *, sequence_parallel: bool = False) -> Schedule:
     """All devices run the same actions on their shards, a microbatch forward and backward before the next.
 
-    Args:
-        sequence_parallel: norms and residuals are cut along the sequence.
+    With `sequence_parallel`, norms and residuals are cut along the sequence.
     """
     if not isinstance(sequence_parallel, bool):
         raise ValueError(

@@ -105,16 +105,11 @@ def _candidates(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> 
 
 
 class _Made(NamedTuple):
-    """An order to try.
+    """An order to try."""
 
-    Args:
-        rows: what tells it from others.
-        without: its rows without W; None where nothing is split.
-    """
-
-    rows: Hashable
+    rows: Hashable  # what tells it from others
     lanes: Lanes
-    without: Lanes | None
+    without: Lanes | None  # its rows without W; None where nothing is split
     placement: Placement
     rank_of: RankOf
 

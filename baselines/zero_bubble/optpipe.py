@@ -38,19 +38,13 @@ def optpipe(
     shape: Shape,
     costs: StageCosts,
     *,
-    memory_limit: str | float = "1p",
-    offload: bool = True,
+    memory_limit: str | float = "1p",  # as in `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations
+    offload: bool = True,  # whether activations may go to the host
+    # time of a stage's activations one way, in forwards of that stage; None: what their bytes take
     transfer: float | None = None,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = 60.0,  # of the search; that for fewer transfers has as much again
 ) -> Schedule:
-    """The best order within a memory limit, activations on the host included.
-
-    Args:
-        memory_limit: as in `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations.
-        offload: whether activations may go to the host.
-        transfer: time of a stage's activations one way, in forwards of that stage; None: what their bytes take.
-        time_limit_s: of the search; that for fewer transfers has as much again.
-    """
+    """The best order within a memory limit, activations on the host included."""
     _check(shape, transfer, time_limit_s)
     if transfer is not None:
         times = tuple(transfer * time for time in costs.forward)

@@ -89,8 +89,7 @@ Slots = dict[Pass, int]  # where the passes of a rank stand
 def v_min(shape: Shape, costs: StageCosts, *, by_priority: bool = False) -> Schedule:
     """Every rank keeps at most 2 * ((p + 4) // 3) chunk activations.
 
-    Args:
-        by_priority: take an order without a block where it ends earlier and holds no more.
+    With `by_priority`, an order without a block is taken where it ends earlier and holds no more.
     """
     p = shape.num_ranks
     shift = 0 if p % 3 else 2  # without it, two passes of a rank would meet in one slot
@@ -124,10 +123,8 @@ def stage_passes(orders: Sequence[Sequence[Pass]]) -> list[list[list_order.Pass]
 def tune(made: Timed, costs: StageCosts, limit: int) -> Timed:
     """The order with the shortest span that these times lead to.
 
-    Args:
-        made: the order for F = I = W; what is found spans no more, ends later by no more than it spans less, and
-            holds no more than the limit.
-        limit: chunk activations on a rank.
+    `made` is the order for F = I = W; what is found spans no more, ends later by no more than it spans less, and holds
+    no more than the limit of chunk activations on a rank.
     """
     if {*costs.forward, *costs.input_grad, *costs.weight_grad} == {costs.forward[0]} and not costs.hop:
         return made
@@ -299,14 +296,8 @@ def order_by_priority(
 
     The most urgent is a forward of the upper chunk, then one of the lower, then an input gradient of the upper, then of
     the lower; a weight gradient comes when nothing else can run. A forward takes room for a chunk of activations. All
-    passes take a slot and hops take none.
-
-    Args:
-        limit: chunk activations on a rank.
-        of_lower: the most of them on its lower chunk; the rest stays free, so that a microbatch can turn.
-
-    Returns:
-        A row of passes per rank; None where no rank can go on.
+    passes take a slot and hops take none. A rank has at most `limit` of these chunks, and `of_lower` of its lower one;
+    the rest stays free, so that a microbatch can turn. None where no rank can go on.
     """
     top = 2 * num_ranks - 1
     done = {kind: [0] * (top + 1) for kind in (Kind.F, Kind.I)}  # by stage; microbatches come in order

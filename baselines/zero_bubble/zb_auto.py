@@ -34,17 +34,11 @@ from rpbench.registry import schedule
 
 
 class Switches(NamedTuple):
-    """The heuristic's choices.
+    """The heuristic's choices."""
 
-    Args:
-        more_warmup: warmup takes a forward that ends after the first I could begin, if it starts before.
-        input_grad_first: a stage leaves out a forward that would hold up its next I, unless it idles most.
-        fill_every_gap: W fills any gap, even if that delays the next action.
-    """
-
-    more_warmup: bool
-    input_grad_first: bool
-    fill_every_gap: bool
+    more_warmup: bool  # warmup takes a forward that ends after the first I could begin, if it starts before
+    input_grad_first: bool  # a stage leaves out a forward that would hold up its next I, unless it idles most
+    fill_every_gap: bool  # W fills any gap, even if that delays the next action
 
 
 @schedule("zb_auto", source="Qi et al., ICLR'24", needs_costs=True, searched={"memory_limit": ("2p", "1p", "1.5p")})
@@ -67,10 +61,8 @@ def zb_auto(
 
 
 def read_limit(text: str, num_ranks: int) -> float:
-    """The activations a memory limit allows: `2p` is twice the ranks, a number is itself.
-
-    Raises:
-        ValueError: if it is neither, or below one activation.
+    """The activations a memory limit allows: `2p` is twice the ranks, a number is itself; ValueError for any other text
+    or below one activation.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(p?)", str(text).strip())
     if match is None:

@@ -29,13 +29,9 @@ def zb_h1(shape: Shape) -> Schedule:
 
 
 def split_schedule(name: str, shape: Shape, counts: list[tuple[int, int]]) -> Schedule:
-    """One stage a rank, backward in two halves.
+    """One stage a rank, backward in two halves; ValueError for more or fewer stages than ranks.
 
-    Args:
-        counts: of each rank, its warmup forwards and how many later I its first W waits for.
-
-    Raises:
-        ValueError: for more or fewer stages than ranks.
+    `counts` are, of each rank, its warmup forwards and how many later I its first W waits for.
     """
     check_one_stage(name, shape, "interleaved_zb")
     rows = step_rows(shape, lambda rank, batch: split_step(lambda kind: actions(kind, rank, batch), *counts[rank]))

@@ -46,7 +46,8 @@ from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
-from rpbench.models.vocab_shards import HeadShard, loss_over_shards
+from rpbench.models.shards import loss_over_shards
+from rpbench.models.vocab_shards import HeadShard
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place

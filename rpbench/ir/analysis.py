@@ -16,9 +16,8 @@ from rpbench.ir.waits.visits import Visit, visits_of
 class Analysis:
     """A schedule and what follows from it; pass this on instead of computing any of it again.
 
-    Raises (each on first use):
-        ScheduleError: by `index` for indices out of range or an action that stands twice; by `moves` for transfers that
-            match nothing; by `rounds` if no rank can move; by `versions` for a version that is not out.
+    On first use they raise ScheduleError: `index` for indices out of range or an action that stands twice, `moves` for
+    transfers that match nothing, `rounds` if no rank can move, `versions` for a version that is not out.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -87,18 +86,12 @@ def replay(schedule: Schedule | Analysis) -> Versions:
 
     Actions run in rounds, one of each lane that can move. Without STEP actions nothing is published and one version
     is kept; the version read follows from the policy's table if that is a function of the step, and is 0 otherwise.
-
-    Raises:
-        ScheduleError: if the schedule cannot run, reads a version before it is published, or has a policy that reads
-            the newest version together with separate forward and backward cuts.
+    ScheduleError if the schedule cannot run, reads a version before it is published, or has a policy that reads the
+    newest version together with separate forward and backward cuts.
     """
     return analysed(schedule).versions
 
 
 def peak_resident(analysis: Analysis) -> list[int]:
-    """The most stage activations each device holds at once, its partners' included.
-
-    Raises:
-        ScheduleError: if the schedule cannot run.
-    """
+    """The most stage activations each device holds at once, its partners' included; ScheduleError if it cannot run."""
     return [max(map(sum, levels)) for levels in analysis.resident_levels]

@@ -81,8 +81,7 @@ def _between(what: tuple[Kind, int], microbatches: Iterable[int], part: int, pee
 def check_communication(index: Index, *, required: bool = False) -> None:
     """Check that every tensor that crosses devices has one SEND and one RECV in the right places, and no others stand.
 
-    Args:
-        required: refuse a schedule without SENDs and RECVs; otherwise it passes, as one that is not lowered yet.
+    A schedule without any is not lowered yet, and passes unless they are `required`.
     """
     kinds = [kind for kind in (*SEND, *RECV) if index.holds(kind)]
     if not kinds and not required:

@@ -13,33 +13,22 @@ from rpbench.ir.schedule import Shape
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Times of one microbatch on every stage, and the activations it leaves there.
-
-    Args:
-        forward, input_grad, weight_grad: per stage, in any one unit of time.
-        hop: of one transfer between devices, in the same unit.
-        activations: per stage, held from F on, in any one unit of memory.
-        kept_for_weights: per stage, the part of them that is held until W; the rest goes at I.
-        head_forward, head_backward: of a device's shard of the head, if the head is cut over the devices.
-        store, load: per stage, of moving all activations of a microbatch to the host and back, in the unit of time;
-            empty if unknown.
-        each: the costs of every microbatch of a step; empty if all are alike. Otherwise the other fields hold the mean
-            of all microbatches, and `activations` the largest.
-
-    Raises:
-        ValueError: if the lists differ in length, or more is kept than there is.
+    """Times of one microbatch on every stage, and the activations it leaves there, in any one unit of time and one of
+    memory; ValueError if the lists differ in length, or more is kept than there is.
     """
 
-    forward: tuple[float, ...]
+    forward: tuple[float, ...]  # per stage, as the next two
     input_grad: tuple[float, ...]
     weight_grad: tuple[float, ...]
-    hop: float
-    activations: tuple[float, ...]
-    kept_for_weights: tuple[float, ...]
-    head_forward: float = 0.0
+    hop: float  # time of one transfer between devices
+    activations: tuple[float, ...]  # per stage, held from F on
+    kept_for_weights: tuple[float, ...]  # per stage, the part of them that is held until W; the rest goes at I
+    head_forward: float = 0.0  # of a device's shard of the head, as the next, if the head is cut over the devices
     head_backward: float = 0.0
-    store: tuple[float, ...] = ()
-    load: tuple[float, ...] = ()
+    store: tuple[float, ...] = ()  # per stage, time of moving a microbatch's activations to the host; empty: unknown
+    load: tuple[float, ...] = ()  # the same, back
+    # the costs of every microbatch of a step; empty if all are alike. Otherwise the other fields hold the mean of all
+    # microbatches, and `activations` the largest
     each: tuple["StageCosts", ...] = ()
 
     def __post_init__(self) -> None:

@@ -30,33 +30,19 @@ class Lane(NamedTuple):
 
 
 class Index:
-    """The actions of a schedule by number.
-
-    Attributes:
-        actions: by number.
-        lanes: every lane of the schedule.
-        lane_of: number of an action -> its place in `lanes`.
-        steps: (backward stage, version) -> number of the STEP that publishes it.
-        rollbacks: (backward stage, version) -> number of the ROLLBACK that ends a step made before its VALIDATE.
-        validations: version -> number of the VALIDATE of its step.
-        rests: (backward stage, version) -> number of the STEP_REST for the window that ends with that version.
-        marked: numbers of the actions that name a version, an object, a peer or parts; most actions name none.
-
-    Raises:
-        ScheduleError: if an index is out of range, or an action stands twice.
-    """
+    """The actions of a schedule by number; ScheduleError if an index is out of range, or an action stands twice."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.shape = schedule.shape
         self.actions: list[Action] = []
         self.lanes: list[Lane] = []
-        self.lane_of: list[int] = []
-        self.steps: dict[tuple[int, int], int] = {}
-        self.rollbacks: dict[tuple[int, int], int] = {}
-        self.validations: dict[int, int] = {}
-        self.rests: dict[tuple[int, int], int] = {}
-        self.marked: list[int] = []
+        self.lane_of: list[int] = []  # number of an action -> its place in `lanes`
+        self.steps: dict[tuple[int, int], int] = {}  # (backward stage, version) -> number of the STEP that publishes it
+        self.rollbacks: dict[tuple[int, int], int] = {}  # -> the ROLLBACK that ends a step made before its VALIDATE
+        self.validations: dict[int, int] = {}  # version -> number of the VALIDATE of its step
+        self.rests: dict[tuple[int, int], int] = {}  # -> the STEP_REST for the window that ends with that version
+        self.marked: list[int] = []  # actions that name a version, an object, a peer or parts; most name none
         for place, (device, name, row) in enumerate(schedule.items()):
             start = len(self.actions)
             self.lanes.append(Lane(device, name, start, start + len(row)))

@@ -30,21 +30,15 @@ def carries(schedule: Schedule) -> bool:
 
 
 class Payload(NamedTuple):
-    """The object that an action moves over a link, and the fraction of it.
+    """The object that an action moves over a link, and the fraction of it."""
 
-    Args:
-        object: P, G, O or A; "boundary" for a boundary tensor; "sum" for all-reduces of boundary tensors; O on lane
-            host is the optimizer state a STEP there works on.
-        stage, backward: the stage, and whether backward stages are counted.
-        share: the fraction of the object that goes over the link of this device.
-        lane: h2d, d2h or net: the link; host: the memory of the host.
-    """
-
+    # P, G, O or A; "boundary" for a boundary tensor; "sum" for all-reduces of boundary tensors; O on lane host is the
+    # optimizer state a STEP there works on
     object: str
     stage: int
-    backward: bool
-    share: Fraction
-    lane: str
+    backward: bool  # whether backward stages are counted
+    share: Fraction  # the fraction of the object that goes over the link of this device
+    lane: str  # h2d, d2h or net: the link; host: the memory of the host
 
 
 def payloads_of(schedule: Schedule, moves: Moves | None) -> dict[int, Payload]:
@@ -52,10 +46,8 @@ def payloads_of(schedule: Schedule, moves: Moves | None) -> dict[int, Payload]:
 
     With n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter moves as much of its gradient;
     a REDUCE_GRAD without gathers is an all-reduce and moves both. A load before a gather brings a shard. A move from
-    device to device counts once, on lane net; one through the host is sent and received.
-
-    Args:
-        moves: of the schedule; None for one without transfers of weights, gradients or saved activations.
+    device to device counts once, on lane net; one through the host is sent and received. `moves` is None for a schedule
+    without transfers of weights, gradients or saved activations.
     """
     if moves is None:
         return _others(schedule)
@@ -64,7 +56,8 @@ def payloads_of(schedule: Schedule, moves: Moves | None) -> dict[int, Payload]:
 
 def _brought(moves: Moves) -> dict[int, Payload]:
     """The weights and gradients that actions move, by number."""
-    found, between_devices = dict[int, Payload](), moves.handovers.are_there
+    found, handovers = dict[int, Payload](), moves.handovers
+    between_devices = bool(handovers.origins or handovers.carried or handovers.grouped)
     for what, transfers in moves.transfers.items():
         payload = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
         for pieces, visits, _ in transfers:
@@ -72,8 +65,8 @@ def _brought(moves: Moves) -> dict[int, Payload]:
             carried = payload(stage, backward, len(pieces))
             for number in pieces:
                 found[number] = carried
-                if between_devices and moves.handovers.peer(number) is not None:
-                    found[number] = payload(stage, backward, len(pieces), moves.handovers.is_local(number))
+                if between_devices and handovers.peer(number) is not None:
+                    found[number] = payload(stage, backward, len(pieces), handovers.is_local(number))
     return found
 
 

@@ -88,11 +88,8 @@ class Partition:
 
 
 def parse(text: str) -> Partition:
-    """The partition a text such as `3-3-4` or `2-2|1-1-2-0*` stands for; the inverse of `str`.
-
-    Raises:
-        ValueError: if a count is not a whole number, if the two directions cover different layers, or if there are too
-            many layers.
+    """The partition a text such as `3-3-4` or `2-2|1-1-2-0*` stands for; the inverse of `str`. ValueError if a count is
+    not a whole number, the two directions cover different layers, or there are too many layers.
     """
     forward, bar, backward = text.partition("|")
     fused = backward.endswith("*")

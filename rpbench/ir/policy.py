@@ -105,24 +105,13 @@ _MOST_STEPS = 10**6  # as many as a run may have
 
 @dataclass(frozen=True)
 class LateRest:
-    """Which columns the devices step at once, and when the host steps the others.
+    """Which columns devices step at once, and when the host steps the others; ValueError for a value out of range."""
 
-    Args:
-        topk: the fraction of the columns that devices step, from 0 to 1.
-        update_interval: steps whose gradients of the other columns the host adds up before it steps them.
-        select_interval: steps between choices of columns, a multiple of `update_interval`; 0: one choice.
-        overlap: the host steps beside the next interval, and its result comes after that interval.
-        num_warmup_steps: first steps, which the host makes for all columns and devices wait for.
-
-    Raises:
-        ValueError: for a value out of these ranges.
-    """
-
-    topk: float
-    update_interval: int = 1
-    select_interval: int = 0
-    overlap: bool = True
-    num_warmup_steps: int = 0
+    topk: float  # the fraction of the columns that devices step, from 0 to 1
+    update_interval: int = 1  # steps whose gradients of the other columns the host adds up before it steps them
+    select_interval: int = 0  # steps between choices of columns, a multiple of `update_interval`; 0: one choice
+    overlap: bool = True  # the host steps beside the next interval, and its result comes after that interval
+    num_warmup_steps: int = 0  # first steps, which the host makes for all columns and devices wait for
 
     def __post_init__(self) -> None:
         if isinstance(self.topk, bool) or not isinstance(self.topk, int | float) or not 0 <= self.topk <= 1:
@@ -188,17 +177,11 @@ def _check_whole(name: str, value: object, least: int, what: str) -> None:
 
 
 class Boundary(NamedTuple):
-    """The end of a window.
+    """The end of a window."""
 
-    Args:
-        version: of the step that ends the window.
-        window: the versions whose gradients the host has added up.
-        brings: the version of the boundary whose result comes to the device here; None without one.
-    """
-
-    version: int
-    window: range
-    brings: int | None
+    version: int  # of the step that ends the window
+    window: range  # the versions whose gradients the host has added up
+    brings: int | None  # the version of the boundary whose result comes to the device here; None without one
 
 
 def boundaries(rule: LateRest, num_steps: int) -> list[Boundary]:

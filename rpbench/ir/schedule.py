@@ -439,23 +439,3 @@ def _read_row(rows: list[dict[str, Row]], line: str, number: int) -> None:
         rows[int(device)][lane] = tuple(parse(token) for token in tokens.split())
     except ValueError as error:
         raise ScheduleError(f"line {number}: {error}") from None
-
-
-def to_torch_csv(schedule: Schedule) -> str:
-    """The compute rows as the CSV torch.distributed.pipelining reads, one row a rank.
-
-    Raises:
-        ScheduleError: if an action has no counterpart there (recompute, fused stages, sequence parts).
-    """
-    return "\n".join(
-        ",".join(_torch_token(action) for action in schedule.compute(device))
-        for device in range(schedule.shape.num_ranks)
-    )
-
-
-def _torch_token(action: Action) -> str:
-    if action.sub:
-        return f"({';'.join(map(_torch_token, action.sub))})OVERLAP_F_B"
-    if action.kind.name not in ("F", "B", "I", "W") or action.part:
-        raise ScheduleError(f"{action} has no form in torch's schedule CSV, which knows F, B, I and W without parts")
-    return f"{action.stage}{action.kind.name}{action.microbatch}"

@@ -45,12 +45,9 @@ def reduced(job: Job, own: Held) -> Reduced:
 
 
 def beside_computation(job: Job, found: Reduced, forward: float, backward: float, visits: int = 1) -> Reduced:
-    """Exposed seconds of a step's exchanges, which go bucket by bucket beside one microbatch's computation.
-
-    Args:
-        forward, backward: seconds of one microbatch, for the layers exchanged.
-        visits: gradient reductions in a step: one after every backward, or 1. All but the last also run beside the
-            next forward.
+    """Exposed seconds of a step's exchanges, which go bucket by bucket beside one microbatch's computation: its forward
+    and backward through the layers exchanged. Of `visits` gradient reductions in a step, one after every backward or 1,
+    all but the last also run beside the next forward.
     """
     behind = visits * backward + (visits - 1) * forward
     hidden_gradients = behind if job.software.gradients_beside else 0.0

@@ -51,10 +51,8 @@ def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]
 
 
 def fitted(job: Job, order: Schedule | None = None) -> Job:
-    """The job with the layers that keep their activations, if it recomputes as few as the memory allows.
-
-    Args:
-        order: as of `bytes_of_order`; None: as of `bytes_of_ranks`.
+    """The job with the layers that keep their activations, if it recomputes as few as the memory allows: that of an
+    order as of `bytes_of_order`, or else of `bytes_of_ranks`.
     """
     if job.recompute != "fitting" or (order is not None and order.weights is Weights.STREAMED):
         return job

@@ -56,16 +56,11 @@ class Step:
 
 
 def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers: bool) -> Step:
-    """A step of an order whose partition is known.
+    """A step of an order whose partition is known, at costs in seconds; the job's own cut does not matter.
 
-    Args:
-        job: its own cut does not matter.
-        order: the computations of the ranks, with steps if several follow each other.
-        costs: in seconds.
-        counts_layers: whether the seconds of layers are those of the job.
-
-    Raises:
-        ScheduleError: if the order cannot run, or replicas cannot share the states that the mesh says.
+    The order has the computations of the ranks, with steps if several follow each other; `counts_layers` says whether
+    the seconds of layers are those of the job. ScheduleError if the order cannot run, or replicas cannot share the
+    states that the mesh says.
     """
     graph, versions = checked_graph(order)
     if counts_layers and order.shape.num_head_shards:

@@ -35,11 +35,9 @@ def held(job: Job, rank: int) -> Held:
 
 
 def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> LayerSize:
-    """Bytes of some parameters on a device.
+    """Bytes of some parameters on a device, of which replicas share `what`.
 
-    Args:
-        what: the states that replicas share.
-        whole, shard: number of parameters, and of those that a device owns; numbers, or arrays of many plans.
+    `whole` and `shard` are the number of parameters, and of those that a device owns, or arrays of many plans.
     """
     return LayerSize(
         2.0 * (shard if what == "parameters" else whole),

@@ -102,13 +102,10 @@ class Attention(nn.Module):
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Causal attention, (B, A, S, D).
+    """Causal attention, (B, A, S, D), of queries (B, A, S, D) to keys and values (B, K, T, D), where K divides A.
 
-    Args:
-        q: queries, (B, A, S, D).
-        k, v: keys and values, (B, K, T, D), where K divides A; the queries are those of the last S of T tokens.
-        window: number of keys that a query sees, with its own; None for all before it.
-        sinks: one score per query head, (A,).
+    The queries are those of the last S of T tokens. A query sees `window` keys with its own, or all before it. `sinks`
+    are one score per query head, (A,).
     """
     head_dim, seq_len, num_before = q.shape[3], k.shape[2], k.shape[2] - q.shape[2]
     mask = None

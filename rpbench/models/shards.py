@@ -80,14 +80,8 @@ class InOnePlace:
         found: tuple[torch.Tensor, ...] = _Spread.apply(x, num_shards)
         return found
 
-    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return sum_in_order(parts)
-
-    def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return sum_in_order(parts)
-
-    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return largest_of(parts)
+    sum = total = staticmethod(sum_in_order)
+    largest = staticmethod(largest_of)
 
 
 class _Spread(torch.autograd.Function):
@@ -335,9 +329,20 @@ class CutHead(nn.Module):
         adding, rows = self.vocabulary.adding, self.vocabulary.shares.values()
         shares = [each.shard(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
         hidden = [own.flatten(0, 1) for own in adding.spread(self.norm(x), len(shares))]
-        weights = [share.rows for share in shares]
-        total: torch.Tensor = _LossOfShards.apply(adding, shares, labels.flatten(), *hidden, *weights)
-        return total / labels.numel()
+        return _mean_loss(adding, shares, labels.flatten(), hidden)
+
+
+def loss_over_shards(shares: Sequence[Shard], hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of hidden states (N, H) against labels (N,), with all shards in one process."""
+    here = InOnePlace()
+    return _mean_loss(here, shares, labels, here.spread(hidden, len(shares)))
+
+
+def _mean_loss(
+    adding: Adding, shares: Sequence[Shard], labels: torch.Tensor, hidden: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    total: torch.Tensor = _LossOfShards.apply(adding, shares, labels, *hidden, *(share.rows for share in shares))
+    return total / len(labels)
 
 
 class _LossOfShards(torch.autograd.Function):

@@ -17,7 +17,7 @@ Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -132,36 +132,6 @@ def together(shares: Sequence[Sums], largest: Joining = largest_of, total: Joini
 def summed_loss(whole: Sums) -> torch.Tensor:
     """The sum of the tokens' losses, a scalar."""
     return (whole.mass.log() - (whole.of_label - whole.maximum)).sum()
-
-
-def loss_over_shards(shares: Sequence[Shard], hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of hidden states (N, H) against labels (N,), with all shards in one process."""
-    total: torch.Tensor = _SummedLoss.apply(shares, hidden, labels, *(share.rows for share in shares))
-    return total / len(labels)
-
-
-class _SummedLoss(torch.autograd.Function):
-    """Sum of the tokens' losses; forward runs all first halves, backward all second ones."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, shares: Sequence[Shard], hidden: torch.Tensor, labels: torch.Tensor, *rows: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.shares, ctx.halves = shares, [share.forward(hidden, labels) for share in shares]
-        ctx.save_for_backward(hidden, labels)
-        return summed_loss(together([half.sums for half in ctx.halves]))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, labels = ctx.saved_tensors
-        (scale,) = grad_outputs
-        halves = ctx.halves
-        del ctx.halves  # overwritten: there is no second backward
-        whole = together([half.sums for half in halves])
-        pairs = [
-            share.backward(hidden, labels, half, whole, scale) for share, half in zip(ctx.shares, halves, strict=True)
-        ]
-        return None, sum_in_order(part for part, _ in pairs), None, *(rows for _, rows in pairs)
 
 
 class FinalNorm(nn.Module):

@@ -93,20 +93,13 @@ def whole(amount: float) -> int:
 
 
 class OrderModel:
-    """A constraint program, built by CP-SAT's own `CpModel`.
-
-    Attributes:
-        starts: of F, I and W.
-        moved: whether activations move; empty where none may.
-        transfers: starts of STORE and LOAD; they mean something where `moved` is true.
-        span: the longest time from a device's first start to its last end.
-    """
+    """A constraint program, built by CP-SAT's own `CpModel`."""
 
     def __init__(self, model: Any, case: Case) -> None:
         self.model, self.case = model, case
-        self.starts: dict[Computed, Any] = {}
-        self.moved: dict[Held, Any] = {}
-        self.transfers: dict[Computed, Any] = {}
+        self.starts: dict[Computed, Any] = {}  # of F, I and W
+        self.moved: dict[Held, Any] = {}  # whether activations move; empty where none may
+        self.transfers: dict[Computed, Any] = {}  # starts of STORE and LOAD; they mean something where `moved` is true
         self.always = model.new_constant(1)
         self._active: dict[int, Any] = {}  # by stage, whether any of its activations move
         for stage in case.stages:
@@ -116,7 +109,7 @@ class OrderModel:
             self._carry_one_at_a_time(stage)
         for stage in case.stages:
             self._bound_memory(stage)
-        self.span = self._longest_span()
+        self.span = self._longest_span()  # the longest time from a device's first start to its last end
 
     def hint(self, starts: Mapping[Computed, int]) -> None:
         """Begin the search with an order in which nothing moves."""
@@ -334,19 +327,15 @@ def best_order(
     limit: float,
     *,
     offload: bool = False,
+    # an order to begin with that keeps to the limit: the kinds of every stage, microbatches in order
     first: Sequence[Sequence[Kind]] | None = None,
+    # of the search for the span, and again of that for fewer moves. On most machines the solver's own clock, which
+    # counts operations, ends a search first; with one worker every machine finds the same order
     time_limit_s: float = 60,
 ) -> Optimum:
     """The order with the smallest longest span that is found in time; costs, limit and offload as in `Case`.
 
-    Args:
-        first: an order to begin with that keeps to the limit: the kinds of every stage, microbatches in order.
-        time_limit_s: of the search for the span, and again of that for fewer moves. On most machines the solver's own
-            clock, which counts operations, ends a search first; with one worker every machine finds the same order.
-
-    Raises:
-        ValueError: if no order keeps to the limit, or none is found in time.
-        ImportError: without OR-tools.
+    ValueError if no order keeps to the limit, or none is found in time; ImportError without OR-tools.
     """
     from ortools.sat.python import cp_model
 

@@ -149,12 +149,10 @@ def shortest(made: Timed, trials: Iterable[Timed], limit: int) -> Timed:
 
 
 def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | None = None, limit: int = 0) -> Timed:
-    """Run every row in order, each pass as soon as its rank and its input are there.
+    """Run rows of F with B or I (and W, HF, HB) in order, each pass as soon as its rank and its input are there.
 
-    Args:
-        rows: of F with B or I (and W, HF, HB); they do not deadlock.
-        fill: None for complete rows; otherwise they lack W, which are put into idle times so.
-        limit: with `fill`, chunk activations on a rank; a W runs before a forward that would exceed it.
+    They do not deadlock. With `fill` they lack W, which are put into idle times so; a W runs before a forward that
+    would exceed the `limit` of chunk activations on a rank.
     """
     lanes, using = Lanes.of(rows), means()
     num_ranks, num_stages = len(lanes), costs.num_stages
@@ -236,9 +234,8 @@ PULLS = (Pull(4, 0.5, 0.25), Pull(16, 0.0), Pull(48, 1.0), Pull(8, 0.5, 0.0), Pu
 def pull_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, limit: int, how: Pull) -> Lanes:
     """The rows reordered: a rank whose next pass is not ready takes a later one that is.
 
-    Args:
-        rows: of F with B, or of F with I, without W; memory and time are left for the W.
-        limit: chunk activations on a rank; the rows keep to it.
+    They are of F with B, or of F with I, without W; memory and time are left for the W. They keep to the `limit` of
+    chunk activations on a rank.
     """
     lanes, using = Lanes.of(rows), means()
     num_ranks, sizes, num = len(lanes), sizes_of(lanes, costs), len(lanes.kind)

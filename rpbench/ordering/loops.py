@@ -55,37 +55,28 @@ def run_rows(
     stage: Array,
     microbatch: Array,
     rank_of: Array,
-    times: Array,
+    times: Array,  # by kind and stage, or rank of the head's shares, kinds first, and by microbatch
+    # stages, microbatches, columns of `times`, microbatches of `times` (1: all are alike), 1 where the head is cut over
+    # the ranks, 1 where W are put in
     sizes: Array,
     hop: float,
     fill: int,
     limit: int,
     out_start: Array,
-    out: Array,
-    ends: Array,
+    out: Array,  # kinds, stages and microbatches as they ran; as long as `out_start` says, three times
+    ends: Array,  # of forwards and backwards by stage and microbatch; below 0: unknown
     now: Array,
     idle: Array,
-    began: Array,
+    began: Array,  # by rank; below 0: unknown
     held: Array,
     place: Array,
-    written: Array,
-    pending: Array,
-    first_pending: Array,
-    shares: Array,
-    found: Array,
+    written: Array,  # counts along `out`
+    pending: Array,  # passes whose W is to come, a row a rank
+    first_pending: Array,  # counts along `pending`
+    shares: Array,  # of the head, HF and HB by microbatch: how many, the last two ends, and the rank of the last
+    found: Array,  # 1 where rows do not wait for each other, and the most activations on a rank
 ) -> None:
-    """Run rows in order, each pass as soon as its rank and its input are there (`rpbench.ordering.list_order`).
-
-    Args:
-        times: by kind and stage, or rank of the head's shares, kinds first, and by microbatch.
-        sizes: stages, microbatches, columns of `times`, microbatches of `times` (1: all are alike), 1 where the head
-            is cut over the ranks, 1 where W are put in.
-        out: kinds, stages and microbatches as they ran; as long as `out_start` says, three times.
-        ends: of forwards and backwards by stage and microbatch; below 0: unknown. `began` likewise by rank.
-        pending: passes whose W is to come, a row a rank; `written` and `first_pending` count along `out` and it.
-        shares: of the head, HF and HB by microbatch: how many, the last two ends, and the rank of the last.
-        found: 1 where rows do not wait for each other, and the most activations on a rank.
-    """
+    """Run rows in order, each pass as soon as its rank and its input are there (`rpbench.ordering.list_order`)."""
     num_microbatches, width, each, head, fills = sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
     num_ranks, last_stage, half = len(now), sizes[0] - 1, sizes[0] * sizes[1]
     total = out_start[num_ranks]
@@ -209,30 +200,23 @@ def pull(
     microbatch: Array,
     rank_of: Array,
     times: Array,
-    sizes: Array,
+    sizes: Array,  # the first four of `run_rows`
     hop: float,
     limit: int,
     window: int,
     lateness: float,
     fill: float,
-    left: Array,
+    left: Array,  # passes that a rank has not taken, by their place; the taken ones stand in `out`
     out: Array,
-    ready: Array,
+    ready: Array,  # when the input of a forward or a backward is there, by stage and microbatch; below 0: unknown
     free: Array,
     held: Array,
     place: Array,
-    pending: Array,
+    pending: Array,  # places in `times` of the W to come, a row a rank
     first_pending: Array,
     last_pending: Array,
 ) -> None:
-    """Reorder rows so that ranks wait less (`rpbench.ordering.list_order.pull_rows`).
-
-    Args:
-        sizes: the first four of `run_rows`.
-        left: passes that a rank has not taken, by their place; the taken ones stand in `out`.
-        pending: places in `times` of the W to come, a row a rank.
-        ready: when the input of a forward or a backward is there, by stage and microbatch; below 0: unknown.
-    """
+    """Reorder rows so that ranks wait less (`rpbench.ordering.list_order.pull_rows`)."""
     num_microbatches, width, each = sizes[1], sizes[2], sizes[3]
     num_ranks, last_stage, half = len(free), sizes[0] - 1, sizes[0] * sizes[1]
     clock = [(0.0, 0)]

@@ -27,11 +27,9 @@ class Period:
 
 
 def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float) -> Period:
-    """A period with one microbatch of every pipeline.
+    """A period with one microbatch of every pipeline, by the times of a forward and a backward on a stage.
 
-    Args:
-        routes: rank of each stage, for every pipeline; together they visit every rank equally often.
-        forward, backward: times of a pass on a stage.
+    A route has the rank of each stage; together, the routes visit every rank equally often.
     """
     block = forward + backward or 1.0
     num_blocks = sum(map(len, routes)) // num_ranks

@@ -32,13 +32,8 @@ _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)
 
 
 def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
-    """Add the SEND and RECV of every tensor that crosses devices to the lanes of the links it goes over.
-
-    Args:
-        direct: between devices; otherwise through the host's memory.
-
-    Raises:
-        ScheduleError: if the schedule holds SEND or RECV already, or something else uses the links.
+    """Add the SEND and RECV of every tensor that crosses devices to the lanes of the links it goes over: directly, or
+    through the host's memory. ScheduleError if the schedule holds some already, or something else uses the links.
     """
     index = Index(schedule)
     if any(map(index.holds, SEND | RECV)):

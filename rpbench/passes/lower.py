@@ -19,14 +19,9 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
 
     After the actions of each round every sender writes its SEND and, at once, the peer's RECV. So all lanes agree with
     one common order in which every SEND is followed by its RECV, and no lane can block for good, not even where a SEND
-    waits for the peer (rendezvous).
-
-    Args:
-        lane: "compute" puts communication between the compute actions, as torch.distributed.pipelining does;
-            "net" gives it a lane of its own.
-
-    Raises:
-        ScheduleError: if the schedule holds communication already, or cannot run.
+    waits for the peer (rendezvous). On lane compute, communication stands between the compute actions, as
+    torch.distributed.pipelining has it; lane net is its own. ScheduleError if the schedule holds some already, or
+    cannot run.
     """
     if lane not in ("compute", "net"):
         raise ValueError(f"lane={lane!r}: communication goes to the lane 'compute' or 'net'")
@@ -57,15 +52,10 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     """Add STEP@version for every backward stage and every window of `num_microbatches` microbatches.
 
     A step comes after the last weight gradient of its window, on the device that ran it. Where a stage has replicas
-    that are never flushed, forwards get the version they read: they wait for the steps of another lane.
-
-    Args:
-        lane: "compute": right after that gradient; "host": on the device's host lane. None takes "compute"
-            where weights are bound to a device and "host" where they are streamed.
-
-    Raises:
-        ScheduleError: if the schedule holds steps already or lacks a gradient; or cannot run, where the last of
-            several lanes or the order on the host is asked for.
+    that are never flushed, forwards get the version they read: they wait for the steps of another lane. By default
+    steps stand on lane compute, right after that gradient, where weights are bound to a device, and on lane host where
+    they are streamed. ScheduleError if the schedule holds steps already or lacks a gradient; or cannot run, where the
+    last of several lanes or the order on the host is asked for.
     """
     if lane not in (None, "compute", "host"):
         raise ValueError(f"lane={lane!r}: steps go to the lane 'compute' or 'host'")

@@ -196,9 +196,8 @@ def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True, s
         spill: boundary tensors that stay on their device go to the host as well, except those that the very next
             action uses. A backward then recomputes from the host's copy, and needs no STORE:A.
 
-    Raises:
-        ScheduleError: if the schedule has transfers already, or a policy whose versions are not known beforehand.
-        ValueError: if prefetch is negative.
+    ScheduleError if the schedule has transfers already, or a policy whose versions are not known beforehand; ValueError
+    if prefetch is negative.
     """
     index = _index(schedule)
     _check_prefetch(prefetch)
@@ -230,10 +229,8 @@ def shard(
         gradients: REDUCE_GRAD after every backward visit, or after the last of a step; None: never.
         prefetch: visits whose gather runs ahead.
 
-    Raises:
-        ScheduleError: if there are UNSHARD, RESHARD or REDUCE_GRAD already, or weights are to be gathered where
-            forward and backward are cut apart, or the head over the devices.
-        ValueError: for another word, or a negative prefetch.
+    ScheduleError if there are UNSHARD, RESHARD or REDUCE_GRAD already, or weights are to be gathered where forward and
+    backward are cut apart, or the head over the devices; ValueError for another word, or a negative prefetch.
 
     Source: Rajbhandari et al., "ZeRO", SC'20, section 7.
     """
@@ -259,26 +256,18 @@ def shard(
 def offload(
     schedule: Schedule,
     *,
-    gradients: Per = "visit",
+    gradients: Per = "visit",  # stored after every backward visit, or after the last of a step
+    # "step": loaded once a step, and kept on the device for all of it; "visit": as `stream` does; None: kept on the
+    # device, and never refreshed
     parameters: Per | None = "step",
-    prefetch: int = 1,
-    stages: Collection[int] | None = None,
+    prefetch: int = 1,  # visits whose weights come ahead, where they come for every visit
+    stages: Collection[int] | None = None,  # those whose optimizer works on the host; None for all
 ) -> Schedule:
     """The optimizer works on the host: gradients go there as they are made, new weights come back.
 
     Steps belong on lane host (`add_steps(schedule, lane="host")`). Lane d2h gets STORE:G and FREE:G, lane h2d
-    LOAD:P and FREE:P. On a schedule that is sharded, both move shards.
-
-    Args:
-        gradients: stored after every backward visit, or after the last of a step.
-        parameters: "step": loaded once a step, and kept on the device for all of it; "visit": as `stream` does;
-            None: kept on the device, and never refreshed.
-        prefetch: visits whose weights come ahead, where they come for every visit.
-        stages: those whose optimizer works on the host; None for all.
-
-    Raises:
-        ScheduleError: if the schedule has LOAD, STORE or FREE already, or a policy whose versions are not known.
-        ValueError: for another word, or a negative prefetch.
+    LOAD:P and FREE:P. On a schedule that is sharded, both move shards. ScheduleError if the schedule has LOAD, STORE or
+    FREE already, or a policy whose versions are not known; ValueError for another word, or a negative prefetch.
 
     Source: Ren et al., "ZeRO-Offload", ATC'21, section 4.
     """
@@ -301,11 +290,8 @@ def offload(
 def keep_on_ssd(schedule: Schedule, what: str) -> Schedule:
     """The schedule with the host's state on its SSDs: every STEP reads it there and writes it back.
 
-    Args:
-        what: `none`; `optimizer`: master weights and moments; `all`: weights as well, which every load reads.
-
-    Raises:
-        ValueError: for another word.
+    It is `none`; `optimizer`: master weights and moments; or `all`: weights as well, which every load reads. ValueError
+    for another word.
     """
     if what not in ON_SSD:
         raise ValueError(f"schedule.ssd={what}: what lives on SSDs, one of {', '.join(ON_SSD)}")

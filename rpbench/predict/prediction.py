@@ -84,8 +84,7 @@ LOOK_ABOVE = 0.5
 def longest_sequence(case: Case, *, look_above: bool = True) -> int:
     """Tokens of the longest sequence that fits, a multiple of 1,024; 0 if none does. ValueError as of `predict`.
 
-    Args:
-        look_above: also look for lengths above one that does not fit.
+    With `look_above`, lengths above one that does not fit are tried as well.
     """
     chosen = system(case.system)
     if chosen.refuses(case):

@@ -52,11 +52,9 @@ _MOBIUS = Settings(64, 1, 16, 4.0, "assumed: 16 microbatches of 4 sequences; no 
 
 
 def published_settings(system: str, platform: str | None, model: str | None, memory_bytes: float) -> Settings:
-    """The settings of a throughput run, or the nearest.
+    """The settings of a throughput run, or the nearest, by published names; None for others.
 
-    Args:
-        platform, model: published names; None for others.
-        memory_bytes: of a device, which chooses a platform for machines that are not in the tables.
+    A device's memory chooses a platform for machines that are not in the tables.
     """
     if system == "mobius":
         return _MOBIUS

@@ -92,19 +92,13 @@ class _Visit:
 
 
 class Lanes:
-    """The tasks of a run.
-
-    Attributes:
-        slots: the slot of each number in `tasks.slot`.
-        computing: the compute tasks of each step; the last one ends the step.
-        host_ends: the last task of the host's lane in each step.
-    """
+    """The tasks of a run."""
 
     def __init__(self, jobs: Jobs) -> None:
         self.jobs, self.tasks = jobs, Tasks()
         self._numbers: dict[Slot, int] = {}
         self.up, self.down, self.compute = ([-1] * jobs.num_devices for _ in range(3))
-        self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]
+        self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]  # by step; the last task ends the step
         self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> the task that stored it
         self.host = -1
         self.keepers = _keepers(jobs.plan)
@@ -116,10 +110,9 @@ class Lanes:
         for before, visit in zip([None, *visits], visits, strict=False):
             self._run(visit, before if before and before.call == visit.call else None, last[visit.device])
             last[visit.device] = visit
-        self.host_ends = self._host_tasks(
-            [[each for each in visits if each.step == step] for step in range(jobs.steps)]
-        )
-        self.slots = tuple(self._numbers)
+        by_step = [[each for each in visits if each.step == step] for step in range(jobs.steps)]
+        self.host_ends = self._host_tasks(by_step)  # the last task of the host's lane in each step
+        self.slots = tuple(self._numbers)  # the slot of each number in `tasks.slot`
 
     def _visits(self) -> list[_Visit]:
         jobs, plan = self.jobs, self.jobs.plan

@@ -30,13 +30,8 @@ BLOCK = 1024
 class PlanBatch:
     """Makespans of partitions that share a graph; what does not depend on the partition is prepared once.
 
-    Args:
-        graph: of a schedule with the partitions' numbers of stages.
-        times: of the layers.
-        recompute_ahead, fused_ahead: as in `CostTable`.
-
-    Raises:
-        ScheduleError: if the schedule splits backward and the times do not.
+    `recompute_ahead` and `fused_ahead` are as in `CostTable`. ScheduleError if the schedule splits backward and the
+    times do not.
     """
 
     def __init__(
@@ -80,10 +75,8 @@ class PlanBatch:
     def makespans(self, forward: Ints, backward: Ints, keeps: Ints | None = None) -> Floats:
         """Time from the first start to the last end, per plan, in the unit of the layer times.
 
-        Args:
-            forward: layers of each forward stage, (plans, forward stages).
-            backward: layers of each backward stage, (plans, backward stages).
-            keeps: of these, the layers that recompute nothing, the last of their stage; None: none.
+        Layers of each stage are given as (plans, stages); those of a backward stage that recompute nothing are the last
+        `keeps` of it.
         """
         keeps = 0 * backward if keeps is None else keeps
         blocks = range(0, len(forward), BLOCK)

@@ -24,10 +24,7 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
     """The graph of a schedule, and the weight versions its actions read.
 
     The result is that of `rpbench.ir.checks.check.check` and `build_graph`, in a fraction of the time: the edges are
-    found once for both, and a plain schedule is checked on its columns.
-
-    Raises:
-        ScheduleError: as `check`, with the table.
+    found once for both, and a plain schedule is checked on its columns. ScheduleError as of `check`, with the table.
     """
     analysis = analysed(schedule)
     rows = plain_rows(analysis.schedule)
@@ -45,11 +42,7 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
 
 
 def check_graph(graph: Graph) -> Versions:
-    """The weight versions that the actions of a graph read, after all checks of its schedule.
-
-    Raises:
-        ScheduleError: as `rpbench.ir.checks.check.check`, with the table.
-    """
+    """The weight versions that the actions of a graph read, after all checks of its schedule; raises as they do."""
     if _plain_rows(graph.schedule, graph.columns) is None:
         check_versions(checked_actions(graph.analysis))
     return graph.analysis.versions

@@ -158,17 +158,12 @@ def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[
 
 
 class ArrayRows:
-    """The `Rows` of `rpbench.ir.waits.edges` as arrays.
-
-    Attributes:
-        columns: of the actions; their stages, microbatches and parts must be in range.
-        where: per kind, the numbers by stage, part and microbatch (of a STEP, version); -1 if there is none. The last
-            place of the last axis is for actions without a microbatch; versions of a STEP are below it.
-        stand_once: whether no two actions of a kind that has rows have the same place.
-    """
+    """The `Rows` of `rpbench.ir.waits.edges` as arrays; stages, microbatches and parts must be in range."""
 
     def __init__(self, schedule: Schedule, columns: Columns) -> None:
         self.schedule, self.columns = schedule, columns
+        # per kind, the numbers by stage, part and microbatch (of a STEP, version); -1 if there is none. The last place
+        # of the last axis is for actions without a microbatch; versions of a STEP are below it
         self.where: dict[Kind, Ints] = {}
         shape = schedule.shape
         stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
@@ -183,6 +178,7 @@ class ArrayRows:
         self._exists: dict[Kind, Any] = {kind: here.any(axis=2).tolist() for kind, here in there.items()}
         self._whole: dict[Kind, Any] = {kind: here[:, :, :-2].all(axis=(1, 2)).tolist() for kind, here in there.items()}
         num = sum(map(np.count_nonzero, there.values()))
+        # whether no two actions of a kind that has rows have the same place
         self.stand_once = num == len(kind) - np.count_nonzero(among(kind, TRANSFERS))
 
     @property

@@ -27,11 +27,7 @@ RULES = ("round_robin", "earliest_free", "dynamic")
 
 
 def deal(schedule: Schedule, costs: CostTable, rule: str) -> Schedule:
-    """The same work on rows dealt by `rule`.
-
-    Raises:
-        ValueError: for an unknown rule, or a schedule whose stages are bound to their devices.
-    """
+    """The same work on rows dealt by `rule`; ValueError for an unknown one, or for stages bound to their devices."""
     if rule not in RULES:
         raise ValueError(unknown_name("dispatch", rule, list(RULES)))
     if rule == "round_robin":
@@ -143,11 +139,8 @@ def _deal_dynamically(floor: _Floor, rounds: list[list[Row]], steps: Sequence[in
     first job of a round can begin when the step that makes its weights is over. Ties go to the older round. Free
     devices with nothing to take wait for the next such moment.
 
-    Args:
-        floor: the devices, which have run nothing yet.
-        rounds: jobs of every round, in the order they are on their way.
-        steps: optimizer step of every round, from 0.
-        behind: updates that the weights of a round may lack (`rpbench.ir.policy.STEPS_BEHIND`).
+    A round has its jobs in the order they are on their way, and its optimizer step, from 0; its weights may lack the
+    updates of `behind` steps (`rpbench.ir.policy.STEPS_BEHIND`).
     """
     ready: list[tuple[int, int, int]] = []  # (-depth, round, depth), a heap
     coming: list[tuple[Number, int, int]] = []  # (when, round, depth), a heap

@@ -251,18 +251,13 @@ def run_events(
     works: Works,
     servers: Servers,
     shared: Shared,
-    latency: float,
-    unit: float,
+    latency: float,  # before an amount begins to be served
+    unit: float,  # of times, a second
     way: Way,
     queues: Queues,
     times: Times,
 ) -> None:
-    """Write the times of every action.
-
-    Args:
-        latency: before an amount begins to be served.
-        unit: of times, a second.
-    """
+    """Write the times of every action."""
     key, entry, head, tail = queues
     moments, now, moment, ready, changed = len(head) - 1, 0.0, 0.0, 0, False
     for place in range(len(way.waiting)):
@@ -305,21 +300,14 @@ def timed(
     edges: Edges,
     works: Works,
     servers: Servers,
-    capacity: tuple[Array, Array],
-    waiting: Array,
+    capacity: tuple[Array, Array],  # of the links that servers share, and beside the host's threads
+    waiting: Array,  # how many others each action waits for
     *,
-    latency: float = 0.0,
+    latency: float = 0.0,  # as in `run_events`, and so is `unit`
     unit: float = 1.0,
-    compiles: bool = True,
+    compiles: bool = True,  # whether to use the compiled loop, if numba is there
 ) -> Times:
-    """The times of every action, as arrays.
-
-    Args:
-        capacity: of the links that servers share, and beside the host's threads.
-        waiting: how many others each action waits for.
-        latency, unit: as in `run_events`.
-        compiles: whether to use the compiled loop, if numba is there.
-    """
+    """The times of every action, as arrays."""
     num, num_servers = len(waiting), len(servers.pace)
     served, lines = works.server[works.amount > 0], np.bincount(works.port[works.port >= 0])
     sizes = np.concatenate([np.bincount(served, minlength=num_servers), lines, [num + len(served)]])

@@ -36,37 +36,22 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Frozen:
-    """A schedule whose backwards leave out a part of their weight gradients.
+    """A schedule whose backwards leave out a part of their weight gradients."""
 
-    Args:
-        ratios: of every B or W, by stage, microbatch and part, in this order.
-        ratio_of_stage: their mean, by stage.
-        fraction: of the time of all weight gradients, the part left out.
-        less: by topological position, how much shorter an action is, in the costs' unit.
-        timeline: of the shortened backwards.
-        plain: the timeline without freezing.
-        proven: whether no ratios end sooner; False if transfers share links.
-    """
-
-    ratios: tuple[float, ...]
-    ratio_of_stage: tuple[float, ...]
-    fraction: float
-    less: tuple[float, ...]
-    timeline: Timeline
-    plain: Timeline
-    proven: bool
+    ratios: tuple[float, ...]  # of every B or W, by stage, microbatch and part, in this order
+    ratio_of_stage: tuple[float, ...]  # their mean, by stage
+    fraction: float  # of the time of all weight gradients, the part left out
+    less: tuple[float, ...]  # by topological position, how much shorter an action is, in the costs' unit
+    timeline: Timeline  # of the shortened backwards
+    plain: Timeline  # the timeline without freezing
+    proven: bool  # whether no ratios end sooner; False if transfers share links
 
 
 def freeze(graph: Graph, costs: CostTable, max_ratio: float) -> Frozen:
-    """The ratios with which a schedule ends first, and its timeline then.
+    """The ratios with which a schedule ends first, and its timeline then; a stage's mean is at most `max_ratio`.
 
-    Args:
-        max_ratio: the mean ratio that a stage may have, from 0 to 1.
-
-    Raises:
-        ScheduleError: for a schedule whose backwards run together with forwards, one that is too large, or costs that
-            do not split backward.
-        ImportError: without OR-tools.
+    ScheduleError for a schedule whose backwards run together with forwards, one that is too large, or costs that do not
+    split backward; ImportError without OR-tools.
     """
     check_freezable(graph, costs)
     slot, found = works_by_slot(graph, costs)

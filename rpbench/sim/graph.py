@@ -90,13 +90,8 @@ class Carried(NamedTuple):
 
 
 def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) -> Graph:
-    """The graph of a schedule.
-
-    Args:
-        rows: of its actions, if they have been read.
-
-    Raises:
-        ScheduleError: if no lane can move; `rpbench.ir.checks.check` shows the same with the table.
+    """The graph of a schedule, and of its `rows` if they have been read; ScheduleError if no lane can move, as
+    `rpbench.ir.checks.check` shows it with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule
@@ -258,10 +253,7 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
     The device that makes and uses an activation stores it once (lane d2h), loads it once (lane h2d), and frees it once
     after each of these. Large schedules that offload have few other transfers.
     `rpbench.ir.waits.saved_inputs.activation_edges` matches all other schedules action by action, with the same edges,
-    and shows faults.
-
-    Returns:
-        producer and consumer; None for a schedule with no transfers, with other transfers, or with a fault in some.
+    and shows faults. None for a schedule with no transfers, with others, or with a fault in some.
     """
     if not _may_be_kept(schedule, columns) or not _in_range(schedule.shape, columns):
         return None

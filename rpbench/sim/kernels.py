@@ -163,10 +163,8 @@ def is_warm() -> bool:
 def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: bool = True) -> Callable[..., Any]:
     """The kernel compiled for arrays; the plain function if numba cannot be imported.
 
-    Args:
-        parts: functions of the same module that the kernel or other parts call, callees first.
-        allocates: whether one of them makes lists or arrays. If none does, references to arrays are not counted; the
-            counting took seven eighths of the time of a loop over thirty arrays.
+    `parts` are functions of the same module that it or other parts call, callees first. If none of them `allocates`
+    lists or arrays, references to arrays are not counted; that took seven eighths of the time of a loop over thirty.
     """
     try:
         from numba import njit

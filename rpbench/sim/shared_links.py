@@ -47,18 +47,13 @@ Floats = npt.NDArray[np.float64]
 def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes, less: Sequence[float] = ()) -> Timeline:
     """When each action runs, in the costs' unit; transfers share links as the cluster does.
 
-    Args:
-        less: as in `rpbench.sim.longest_path.simulate_graph`.
+    `less` is as in `rpbench.sim.longest_path.simulate_graph`.
     """
     return _simulate(graph, _Waits(graph), costs, times, less, compiles=graph.num_actions >= COMPILE_FROM)
 
 
 def simulate_charged(graph: Graph, costs: CostTable, less: Sequence[float] = ()) -> Timeline:
-    """When each action runs at costs that may charge transfers, on shared links where the cluster has them.
-
-    Args:
-        less: as in `rpbench.sim.longest_path.simulate_graph`.
-    """
+    """When each action runs at costs that may charge transfers, on shared links where the cluster has them."""
     if isinstance(costs.transfer_time, TransferTimes) and shares_links(graph, costs):
         return simulate_links(graph, costs, costs.transfer_time, less)
     return simulate_graph(graph, costs, less)
@@ -121,8 +116,7 @@ def _simulate(
 def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[Floats, Integers, Servers, Floats]:
     """By topological position, bytes and their server; the servers, one for all equal flows; the capacity of links.
 
-    Args:
-        each: the times of every microbatch of a step; empty if all are alike.
+    `each` has the times of every microbatch of a step; empty if all are alike.
     """
     cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
     flows = [[_flow(payload, own) for payload in graph.payload] for own in (*each, times)]
@@ -167,21 +161,13 @@ NOTHING, HOST, LOOP, COPY = 0, 1, 2, 3  # servers of amounts; COPY + g: the link
 
 @dataclass
 class Tasks:
-    """Tasks and their waits; `run` takes times and amounts by slot, so that they can be varied.
+    """Tasks and their waits; `run` takes times and amounts by slot, so that they can be varied."""
 
-    Attributes:
-        slot: number of a task's times and amount.
-        port: the port it occupies; -1 for none.
-        urgent: whether it goes before others that wait for the same port.
-        waits: number of tasks it waits for.
-        followers: the tasks that wait for it.
-    """
-
-    slot: list[int] = field(default_factory=list)
-    port: list[int] = field(default_factory=list)
-    urgent: list[bool] = field(default_factory=list)
-    waits: list[int] = field(default_factory=list)
-    followers: list[list[int]] = field(default_factory=list)
+    slot: list[int] = field(default_factory=list)  # number of a task's times and amount
+    port: list[int] = field(default_factory=list)  # the port it occupies; -1 for none
+    urgent: list[bool] = field(default_factory=list)  # whether it goes before others that wait for the same port
+    waits: list[int] = field(default_factory=list)  # number of tasks it waits for
+    followers: list[list[int]] = field(default_factory=list)  # the tasks that wait for it
 
     def add(self, slot: int, *after: int, port: int = -1, urgent: bool = False) -> int:
         """Add a task that waits for others (negative numbers for none); return its number."""
@@ -206,22 +192,12 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Rates of shared servers.
+    """Rates of shared servers; ValueError for a `loop_share` out of range."""
 
-    Args:
-        copy_bytes_per_s: pace of one copy alone.
-        host_bytes_per_s: of the host's memory, all copies and the host's own threads together.
-        group_bytes_per_s: of all copies of one group: one way through one root complex.
-        loop_share: fraction of a core that the interpreter has while the host's threads fill all cores.
-
-    Raises:
-        ValueError: for a `loop_share` out of range.
-    """
-
-    copy_bytes_per_s: float = inf
-    host_bytes_per_s: float = inf
-    group_bytes_per_s: float = inf
-    loop_share: float = 1.0
+    copy_bytes_per_s: float = inf  # pace of one copy alone
+    host_bytes_per_s: float = inf  # of the host's memory, all copies and the host's own threads together
+    group_bytes_per_s: float = inf  # of all copies of one group: one way through one root complex
+    loop_share: float = 1.0  # fraction of a core that the interpreter has while the host's threads fill all cores
 
     def __post_init__(self) -> None:
         if not 0 < self.loop_share <= 1:
@@ -247,11 +223,7 @@ class Capacity:
 def run(
     tasks: Tasks, own_s: Sequence[float], amount: Sequence[float], served_by: Sequence[int], capacity: Capacity
 ) -> tuple[list[float], list[float]]:
-    """When each task begins and ends, in seconds.
-
-    Args:
-        own_s, amount, served_by: by slot: own seconds of a task, its amount, and the server of that.
-    """
+    """When each task begins and ends, in seconds; by slot, it has own seconds, and an amount that a server serves."""
     num, num_servers, slot = len(tasks.slot), max(COPY, *served_by) + 1, np.array(tasks.slot)
     none, first = np.zeros(num), np.cumsum([0, *map(len, tasks.followers)])
     followers = np.fromiter(chain.from_iterable(tasks.followers), np.int64)

@@ -27,11 +27,8 @@ class _Edge(NamedTuple):
 def walk(analysis: Analysis, costs: CostTable) -> Timeline:
     """When each action runs; the times are those of `rpbench.sim.longest_path.simulate`.
 
-    Args:
-        costs: without times of transfers or of optimizer steps, as constant costs are.
-
-    Raises:
-        ScheduleError: if no lane can move, or the costs lack an action.
+    The costs have no times of transfers or of optimizer steps, as constant ones. ScheduleError if no lane can move, or
+    they lack an action.
     """
     index = analysis.index
     order = in_rounds(analysis.rounds)

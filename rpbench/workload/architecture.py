@@ -36,9 +36,8 @@ _PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
 class Architecture(Counts):
     """The shape of a transformer, and how it is trained; `Counts` has the fields, this class checks them.
 
-    Raises:
-        ValueError: for a size below 1, heads that do not divide, an unknown family, a number out of its range,
-            or options that contradict each other.
+    ValueError for a size below 1, heads that do not divide, an unknown family, a number out of its range, or options
+    that contradict each other.
     """
 
     def __post_init__(self) -> None:
@@ -81,11 +80,7 @@ def why_not_built(model: Architecture) -> str:
 
 @cache
 def architecture(name: str) -> Architecture:
-    """The architecture of `conf/model/<name>.yaml`.
-
-    Raises:
-        ValueError: for an unknown name, with the nearest.
-    """
+    """The architecture of `conf/model/<name>.yaml`; ValueError for an unknown name, with the nearest."""
     path = CONF / "model" / f"{name}.yaml"
     known = sorted(each.stem for each in path.parent.glob("*.yaml") if each.stem != "abstract")
     if name not in known:

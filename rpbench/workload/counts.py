@@ -21,11 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts of a layer.
-
-    Raises:
-        ValueError: for a size below 1, or more active experts than there are.
-    """
+    """Experts of a layer; ValueError for a size below 1, or more active experts than there are."""
 
     total: int
     active: int  # experts that a token visits
@@ -44,11 +40,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
-
-    Raises:
-        ValueError: for a size below 1.
-    """
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); ValueError for a size below 1."""
 
     query_rank: int  # width that queries are compressed to; 0: they are not
     key_value_rank: int  # width that keys and values together are compressed to

@@ -6,8 +6,7 @@ from rpbench.workload.architecture import Architecture
 def torchtitan_refuses(model: Architecture, tensor: int, expert: int, expert_tensor: int, sharing: int) -> str:
     """Why torchtitan does not cut the layers of a model like this; empty if it does.
 
-    Args:
-        sharing: devices that share parameters, tensor shards included, among which it deals experts.
+    It deals experts among the devices that are `sharing` parameters, tensor shards included.
 
     Source: torchtitan 0.3, `Decoder.Config.update_from_config`, `ParallelismConfig` and `moe_sharding.py`.
     """

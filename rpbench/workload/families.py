@@ -70,8 +70,5 @@ def known() -> Known:
 
 
 def _family(row: Mapping[str, Any]) -> Family:
-    return Family(**{**row, "biases": _biases(row)})
-
-
-def _biases(row: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], str | None], ...]:
-    return tuple((_MAPS.get(maps, tuple(maps.split())), switch) for maps, switch in row.get("biases", {}).items())
+    biases = tuple((_MAPS.get(maps, tuple(maps.split())), switch) for maps, switch in row.get("biases", {}).items())
+    return Family(**{**row, "biases": biases})

@@ -29,11 +29,7 @@ _KINDS = {"attention": _FULL, "global": _FULL, "local": _SLIDING}  # the same in
 
 
 def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
-    """The architecture of a `config.json`.
-
-    Raises:
-        ValueError: naming a size that is missing, or that is no whole number in range.
-    """
+    """The architecture of a `config.json`; ValueError naming a size that is missing, or no whole number in range."""
     given = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
     values, family = _normal(given), _family(given)
     _check_booleans(values, family)
@@ -246,10 +242,8 @@ def _num_layers(values: Mapping[str, Any]) -> int:
 
 
 def _known(values: Mapping[str, Any], *names: str, least: int = 1) -> int:
-    """The first of the fields that is there and not null; 0 if none is.
-
-    Raises:
-        ValueError: for a value that is no whole number in range; a corrected one would describe another model.
+    """The first of the fields that is there and not null; 0 if none is. ValueError for a value that is no whole number
+    in range; a corrected one would describe another model.
     """
     for name in names:
         value = _plain(values.get(name))

@@ -8,9 +8,10 @@ from rpbench.ir import partition
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text, to_torch_csv
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
 from rpbench.registry import entries
+from rpbench.torch_runtime.formats.tables import to_csv
 
 ONE_F_ONE_B = """\
 # rpbench-schedule 1
@@ -132,6 +133,6 @@ def test_a_file_that_can_be_read_but_not_run_is_refused_by_the_check(source, sai
 
 
 def test_torch_reads_the_compute_rows():
-    assert to_torch_csv(from_text(ONE_F_ONE_B)) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
-    with pytest.raises(ScheduleError, match="2FB0 has no form"):
-        to_torch_csv(entries()["roundpipe"].build(Shape(3, 2, 1, 3, fused=True)))
+    assert to_csv(from_text(ONE_F_ONE_B)) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
+    with pytest.raises(ScheduleError, match="its weights are streamed"):
+        to_csv(entries()["roundpipe"].build(Shape(3, 2, 1, 3, fused=True)))

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from rpbench.models.loss import linear_cross_entropy
-from rpbench.models.vocab_shards import Shard, cut_vocabulary, loss_over_shards, share_rows
+from rpbench.models.shards import loss_over_shards
+from rpbench.models.vocab_shards import Shard, cut_vocabulary, share_rows
 
 
 def shares_of(weight: torch.Tensor, num_shards: int, chunk_tokens: int = 4) -> list[Shard]:

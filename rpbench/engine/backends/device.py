@@ -26,14 +26,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from rpbench.engine.backends.accelerator import is_its_error, place
-from rpbench.engine.backends.threads import ThreadBackend
+from rpbench.engine.backends.threads import ThreadBackend, use_one_core
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.peers import at, begin_action, copied_here, wait_for
 from rpbench.engine.program import Edge, Program
@@ -68,7 +67,7 @@ class DeviceBackend(ThreadBackend):
     """Real work on accelerators, timed by their own events."""
 
     def __init__(self) -> None:
-        super().__init__(partial(torch.set_num_threads, 1))
+        super().__init__(use_one_core)
         self._num_accelerators = torch.accelerator.device_count()
         for number in range(self._num_accelerators):
             torch.empty(0, device=place(number))  # before its first tensor, an allocator refuses to count

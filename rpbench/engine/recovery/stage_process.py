@@ -143,7 +143,7 @@ class StageProcess:
             "back": self._back,
             "give": self._give,
             "store": self._store,
-            "result": self._result,
+            "result": lambda: self._say("state", body=pickle.dumps(self._stage.state)),
         }
         self._say("ready")
         while (asked := self._next()).word != "end":
@@ -185,9 +185,6 @@ class StageProcess:
     def _store(self, step: int) -> None:
         checkpoint.save(file_of(self._plan, self._rank, step), self._stage.state, self._plan.subject)
         self._say("kept", step)
-
-    def _result(self) -> None:
-        self._say("state", body=pickle.dumps(self._stage.state))
 
     # --- the wire ---
 

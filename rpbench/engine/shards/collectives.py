@@ -127,12 +127,12 @@ class Rank:
         """The sum over all ranks, in their order: the same bits on every rank. `tensor` is not changed."""
         return self.all_gather(self.reduce_scatter(tensor, add)).view(tensor.shape)
 
-    def scatter_sum(self, tensor: torch.Tensor, dimension: int) -> torch.Tensor:
-        """Slice r of the sum over all ranks along a dimension that divides."""
-        slices = torch.stack(tensor.chunk(self.meeting.num_ranks, dimension))
+    def scatter_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Slice r of the sum over all ranks along dimension 1, which divides."""
+        slices = torch.stack(tensor.chunk(self.meeting.num_ranks, 1))
         return self.reduce_scatter(slices).view(slices.shape[1:])
 
-    def gather_slices(self, part: torch.Tensor, dimension: int) -> torch.Tensor:
-        """The slices of all ranks side by side along a dimension."""
+    def gather_slices(self, part: torch.Tensor) -> torch.Tensor:
+        """The slices of all ranks side by side along dimension 1."""
         found = self.all_gather(part.contiguous().flatten())
-        return torch.cat(found.view(self.meeting.num_ranks, *part.shape).unbind(), dimension)
+        return torch.cat(found.view(self.meeting.num_ranks, *part.shape).unbind(), 1)

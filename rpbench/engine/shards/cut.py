@@ -16,8 +16,8 @@ from rpbench.ir.action import Kind
 from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.shards import cut_ends, cut_layer, cut_tensors, joined_tensors
-from rpbench.models.vocab_shards import EmbeddingInShards, cut_vocabulary, share_rows
+from rpbench.models.shards import cut_ends, cut_layer, cut_rows, cut_tensors, joined_tensors
+from rpbench.models.vocab_shards import EmbeddingInShards, cut_vocabulary
 
 
 def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Workload, State | None]:
@@ -58,7 +58,7 @@ def cut_head_state(state: State, workload: Workload) -> State:
         found: Tensors = {}
         for place, tensor in tensors.items():
             parts = pieces.get(place)
-            found |= {place: tensor} if parts is None else dict(zip(parts, _split(tensor, len(parts)), strict=True))
+            found |= {place: tensor} if parts is None else dict(zip(parts, cut_rows(tensor, len(parts)), strict=True))
         return found
 
     return state.changed(in_pieces)
@@ -85,13 +85,6 @@ def _pieces(workload: Workload) -> dict[Place, list[Place]]:
     if isinstance(workload.modules[0], EmbeddingInShards):
         pieces[0, "weight"] = [(0, f"rows.{number}") for number in range(workload.num_head_shards)]
     return pieces
-
-
-def _split(tensor: torch.Tensor, num_parts: int) -> list[torch.Tensor]:
-    """The pieces of a tensor; a number, such as that of steps, is in each of them."""
-    if not tensor.dim():
-        return [tensor] * num_parts
-    return [tensor[rows.start : rows.stop] for rows in share_rows(len(tensor), num_parts)]
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -38,45 +38,33 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 
 
 class AcrossRanks:
-    """One shard on each device: the operators as all-reduces (`rpbench.models.shards.Adding`)."""
+    """One shard on each device: the operators as all-reduces (`rpbench.models.shards.Adding`).
 
-    def __init__(self, rank: Rank) -> None:
+    Where a device has a slice of the tokens between its matrices (`Shape.sequence_parallel`), one all-reduce becomes
+    two halves: slices (B, S / p, H) are gathered before the matrices, and each device adds up its own slice behind
+    them.
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section
+    4.2.2.
+    """
+
+    def __init__(self, rank: Rank, *, along_sequence: bool) -> None:
         self._rank = rank
+        # between its matrices and what devices have around them
+        self._inwards: Operator = rank.gather_slices if along_sequence else _as_it_is
+        self._outwards: Operator = rank.scatter_sum if along_sequence else rank.all_reduce
 
     def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
-        return [_ForthAndBack.apply(x, _as_it_is, self._rank.all_reduce)]
+        return [_ForthAndBack.apply(x, self._inwards, self._outwards)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return _ForthAndBack.apply(parts[0], self._rank.all_reduce, _as_it_is)
+        return _ForthAndBack.apply(parts[0], self._outwards, self._inwards)
 
     def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._rank.all_reduce(parts[0])
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._rank.all_reduce(parts[0], torch.maximum)
-
-
-class AlongSequence(AcrossRanks):
-    """The same where a device has a slice of the tokens between its matrices (`Shape.sequence_parallel`).
-
-    One all-reduce becomes two halves: slices (B, S / p, H) are gathered before the matrices, and each device adds up
-    its own slice behind them.
-
-    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section
-    4.2.2.
-    """
-
-    def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
-        return [_ForthAndBack.apply(x, self._gather, self._scatter)]
-
-    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return _ForthAndBack.apply(parts[0], self._scatter, self._gather)
-
-    def _gather(self, slices: torch.Tensor) -> torch.Tensor:
-        return self._rank.gather_slices(slices, 1)
-
-    def _scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        return self._rank.scatter_sum(whole, 1)
 
 
 class _ForthAndBack(torch.autograd.Function):
@@ -180,14 +168,14 @@ class Team:
         along_sequence: bool = False,  # whether a device has a slice of the tokens between its matrices
     ) -> None:
         self._layout, self._along = layout, along_sequence
-        adding = AlongSequence if along_sequence else AcrossRanks
         self._embedding_is_frozen = not any(weight.requires_grad for weight in workload.modules[0].parameters())
         self._accounts: dict[Action, Fraction] = {}  # SUM_F or SUM_B -> the sums that have been made for it
         self.meeting = Rendezvous(len(gradients.by_rank))
         self.members = []
         for number, own in enumerate(gradients.by_rank):
             rank = Rank(self.meeting, number)
-            layers = [one_shard(layer, number, adding(rank)) for layer in workload.modules]
+            adding = AcrossRanks(rank, along_sequence=along_sequence)
+            layers = [one_shard(layer, number, adding) for layer in workload.modules]
             stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
             self.members.append(Member(rank, make_passes(stages, own)))
         for member in self.members:

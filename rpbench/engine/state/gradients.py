@@ -62,12 +62,14 @@ class Sum:
 class Window(ABC):
     """The gradient of one stage for one step as it is added up. Here every device steps with the whole total."""
 
-    _sum: Sum
+    def __init__(self, num_parts: int) -> None:
+        self._sum = Sum()
+        self._num_parts, self._num_added = num_parts, 0  # what the total consists of, and how much of it is there
 
     @property
-    @abstractmethod
     def is_complete(self) -> bool:
         """Whether every microbatch is in the total."""
+        return self._num_added == self._num_parts
 
     @abstractmethod
     def add(self, microbatch: int, gradients: Tensors) -> None:
@@ -95,17 +97,12 @@ class _Window(Window):
     """A gradient that is added up where it is made, group by group."""
 
     def __init__(self, groups: Groups, *, at_home: bool) -> None:
+        super().__init__(len(groups))
         self.away = [set() if at_home else set(group) for group in groups]  # microbatches no STORE:G has brought
         self.group_of = {microbatch: number for number, group in enumerate(groups) for microbatch in group}
         self.missing = [len(group) for group in groups]
         self.sums = [Sum() for _ in groups]
-        self._sum = Sum()
-        self.num_folded = 0
         self.lock = ReportedLock()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_folded == len(self.sums)
 
     def add(self, microbatch: int, gradients: Tensors) -> None:
         number = self.group_of[microbatch]
@@ -117,10 +114,10 @@ class _Window(Window):
 
     def _fold(self) -> None:
         """Add the groups that are complete to the total, as long as none before them is missing."""
-        while self.num_folded < len(self.sums) and self._is_home(self.num_folded):
-            self._sum.add(self.sums[self.num_folded].values)
-            self.sums[self.num_folded] = Sum()
-            self.num_folded += 1
+        while not self.is_complete and self._is_home(self._num_added):
+            self._sum.add(self.sums[self._num_added].values)
+            self.sums[self._num_added] = Sum()
+            self._num_added += 1
 
     def _is_home(self, number: int) -> bool:
         return not self.missing[number] and not self.away[number]
@@ -131,7 +128,7 @@ class _Window(Window):
             for microbatch in microbatches:
                 number = self.group_of[microbatch]
                 self.away[number].discard(microbatch)
-                if self._is_home(number) and number >= self.num_folded:
+                if self._is_home(number) and number >= self._num_added:
                     on_device = self.sums[number].values
                     self.sums[number] = Sum({place: copy(value) for place, value in on_device.items()})
             self._fold()
@@ -141,11 +138,10 @@ class CarriedWindow(Window):
     """A gradient whose sum goes from device to device and takes up the step's microbatches in this order."""
 
     def __init__(self, order: Sequence[int]) -> None:
+        super().__init__(len(order))
         self._order = list(order)
         self._own = {microbatch: Sum() for microbatch in order}
         self._missing = set(order)  # whose gradient has not been made
-        self._num_carried = 0
-        self._sum = Sum()
 
     def add(self, microbatch: int, gradients: Tensors) -> None:
         self._own[microbatch].add(gradients)
@@ -154,18 +150,14 @@ class CarriedWindow(Window):
     def store(self, microbatches: Iterable[int], copy: Move) -> None:
         """Add some microbatches to the sum and send it on; RuntimeError if the sum or a gradient is not there."""
         for microbatch in microbatches:
-            due = self._order[self._num_carried]
+            due = self._order[self._num_added]
             if microbatch != due or microbatch in self._missing:
                 raise RuntimeError(f"the sum is handed on for microbatch {microbatch}, but that of {due} is not in it")
             self._sum.add(self._own.pop(microbatch).values)
-            self._num_carried += 1
+            self._num_added += 1
         values = {place: copy(value) for place, value in self._sum.values.items()}
         owned = {place for place in values if place in self._sum.owned or values[place] is not self._sum.values[place]}
         self._sum = Sum(values, owned)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._num_carried == len(self._order)
 
 
 class _GroupSum:
@@ -194,6 +186,7 @@ class GroupedWindow(Window):
     """A gradient whose home adds up the sums that groups of devices send: `parts` and `last` of each `_GroupSum`."""
 
     def __init__(self, sums: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> None:
+        super().__init__(len(sums))
         self._sums = [_GroupSum(parts, last) for parts, last in sums]
         self._of = {
             microbatch: (found, part[0])
@@ -202,8 +195,7 @@ class GroupedWindow(Window):
             for microbatch in part
         }
         self._made: set[int] = set()
-        self._num_added = 0
-        self._sum, self._lock = Sum(), ReportedLock()
+        self._lock = ReportedLock()
 
     def add(self, microbatch: int, gradients: Tensors) -> None:
         found, first = self._of[microbatch]
@@ -227,10 +219,6 @@ class GroupedWindow(Window):
                 self._sum.add(values)  # in order, up to the first that is missing
                 self._sums[self._num_added].at_home = {}
                 self._num_added += 1
-
-    @property
-    def is_complete(self) -> bool:
-        return self._num_added == len(self._sums)
 
 
 class Gradients:

@@ -18,12 +18,11 @@ from typing import NamedTuple
 
 import torch
 
+from rpbench.engine.compute.segments import Segment
 from rpbench.engine.state.device_memory import DeviceMemory, Held
 from rpbench.engine.state.gradients import Move
 from rpbench.ir.action import Action
 from rpbench.models.constants import is_constant
-
-Segment = tuple[int, int]  # microbatch, part of its sequences
 
 OWN, OF_PARTNER = "activations", "activations of a partner"  # as the ledger calls them
 

@@ -108,7 +108,7 @@ class Notes(HostOrder):
         self.held, self.peak = Counter[int](), Counter[int]()  # device -> bytes of its memory, now and at most
         self.defaults: dict[int, torch.Stream] = {}
         self._num_storages = 0
-        self._events = itertools.count(1)
+        self.events = itertools.count(1)  # their numbers
         self._timelines: dict[int, Timeline] = {}  # by the identity of a thread, also while it ends
         self._unnamed: set[Timeline] = set()  # streams that no action of a lane has used
         self._made_by: dict[Storage, Timeline] = {}  # storage of a device -> the thread that made it
@@ -295,9 +295,6 @@ class Notes(HostOrder):
             if name is None:
                 self._unnamed.add(found)
             return found
-
-    def new_event(self) -> int:
-        return next(self._events)
 
 
 noting: list[Notes] = []  # of open machines; torch shows the last one

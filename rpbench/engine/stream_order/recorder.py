@@ -92,7 +92,7 @@ class MachineEvent:
     """An event of a machine, as `torch.Event`; its times are the processor's."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
-        self.number, self._at_s = now().new_event(), 0.0
+        self.number, self._at_s = next(now().events), 0.0
 
     def record(self, stream: MachineStream | None = None) -> None:
         self._at_s = time.perf_counter()

@@ -60,23 +60,14 @@ def check_speculation(index: Index) -> None:
 def check(
     schedule: Schedule | Analysis,
     *,
+    # check the stronger rule that a SEND ends together with its RECV; what crosses devices must then have both
     rendezvous: bool = False,
-    max_in_flight: int | Sequence[int] | None = None,
-    max_versions: int | None = None,
+    max_in_flight: int | Sequence[int] | None = None,  # the most chunk activations of all devices, or of each
+    max_versions: int | None = None,  # the most weight versions a stage may keep
 ) -> Versions:
-    """Raise unless the schedule can run and means what its shape, placement and policy say.
+    """The weight versions that a schedule's actions read (`rpbench.ir.checks.versions.replay_in`).
 
-    Args:
-        rendezvous: check the stronger rule that a SEND ends together with its RECV. Every tensor that crosses
-            devices must then have both.
-        max_in_flight: the most chunk activations a device may hold, one number for all devices or one for each.
-        max_versions: the most weight versions a stage may keep.
-
-    Returns:
-        The weight versions that its actions read (`rpbench.ir.checks.versions.replay_in`).
-
-    Raises:
-        ScheduleError: eight lines at most.
+    ScheduleError, of eight lines at most, unless it can run and means what its shape, placement and policy say.
     """
     analysis = checked_actions(schedule, rendezvous=rendezvous)
     if rendezvous:
@@ -89,11 +80,7 @@ def check(
 
 
 def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) -> Analysis:
-    """The analysis of a schedule that passes every check except those of the order in which its lanes run.
-
-    Raises:
-        ScheduleError: as `check`.
-    """
+    """The analysis of a schedule that passes every check but those of the order of its lanes; raises as `check`."""
     analysis = analysed(schedule)
     _check_size(analysis.schedule)
     index = analysis.index  # indices in range, nothing twice
@@ -198,10 +185,8 @@ def check_overlaps(index: Index) -> None:
 def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
     """Check that no device holds more chunk activations than `bound`: one more at F, one less at B or W.
 
-    Raises:
-        ScheduleError: with the row up to the forward that is one too many.
-        ValueError: if the weights are streamed, because activations then leave the device between visits; or if the
-            number of bounds is not that of the devices.
+    ValueError if the weights are streamed, because activations then leave the device between visits; or if the number
+    of bounds is not that of the devices.
     """
     if index.schedule.weights is Weights.STREAMED:
         raise ValueError("max_in_flight counts activations that stay on a device; a streamed schedule keeps none")

@@ -13,17 +13,15 @@ from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import ScheduleError
 
-Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for
+Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for besides the one before it in its lane
 
 
 def execution_order(index: Index, producers: Producers) -> list[int]:
     """The actions in an order in which they can run.
 
     They are ordered by round: in each round every lane that can move runs one action, as if all took the same
-    time. Actions of one round stand in the order of their numbers.
-
-    Raises:
-        ScheduleError: if no lane can move; it shows a shortest cycle of lanes that wait for each other.
+    time. Actions of one round stand in the order of their numbers. If no lane can move, a ScheduleError shows a
+    shortest cycle of lanes that wait for each other.
     """
     return in_rounds(execution_rounds(index, producers))
 
@@ -34,11 +32,7 @@ def in_rounds(rounds: Sequence[int]) -> list[int]:
 
 
 def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
-    """For each action the round in which it can run, counted from 1; see `execution_order`.
-
-    Args:
-        producers: by number, what an action waits for besides the one before it in its lane.
-    """
+    """For each action the round in which it can run, counted from 1; see `execution_order`."""
     sends = [number for number, action in enumerate(index.actions) if action.kind in SEND] if rendezvous else []
     received = {number: index.find(receive_of(index.actions[number])) for number in sends}
     partners = {send: receive for send, receive in received.items() if receive >= 0}
@@ -46,10 +40,8 @@ def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = F
 
 
 def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
-    """The slots, from 1, in which each action begins and ends, if computations take one slot and the others no time.
-
-    Raises:
-        ScheduleError: as `execution_rounds`.
+    """The slots, from 1, in which each action begins and ends, if computations take one slot and the others no time;
+    raises as `execution_order`.
     """
     takes = [action.kind in COMPUTE for action in index.actions]
     ends = _run(index, producers, {}, takes)
@@ -57,13 +49,9 @@ def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
 
 
 def _run(index: Index, producers: Producers, partners: Mapping[int, int], takes: Sequence[int] = ()) -> list[int]:
-    """The round of each action.
+    """The round of each action; ScheduleError if no lane can move.
 
-    Args:
-        takes: rounds that each action takes; the last of them is its round, from 1 if it takes none. Empty: one each.
-
-    Raises:
-        ScheduleError: if no lane can move.
+    Each `takes` so many rounds, by default one; the last of them is its round, from 1 if it takes none.
     """
     lane_of, first = index.lane_of, 1 if takes else 0
     takes = takes or [1] * len(index.actions)

@@ -13,18 +13,12 @@ WIDTH = 100  # columns of a line; a row too long for it is elided around its mar
 def broken(
     schedule: Schedule,
     rule: str,
-    numbers: Iterable[int] = (),
+    numbers: Iterable[int] = (),  # of the actions to mark, counted over `schedule.items()`
     *,
-    way_out: str = "",
-    notes: Mapping[int, str] | None = None,
+    way_out: str = "",  # a last line
+    notes: Mapping[int, str] | None = None,  # number of a marked action -> words between its rank and its row
 ) -> ScheduleError:
-    """The error that says which rule is broken and shows where, in eight lines at most.
-
-    Args:
-        numbers: the actions to mark, counted over `schedule.items()`.
-        way_out: a last line; empty for none.
-        notes: number of a marked action -> words between its rank and its row.
-    """
+    """The error that says which rule is broken and shows where, in eight lines at most."""
     lines = [rule, *marked_rows(schedule, numbers, notes or {})]
     return ScheduleError("\n".join([*lines, f"  {way_out}"] if way_out else lines))
 

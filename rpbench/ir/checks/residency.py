@@ -75,10 +75,8 @@ def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, .
     """Per device, how many microbatches of each stage it holds at any one time, every combination once.
 
     A forward and a LOAD:A take room as they begin. A backward makes room as it ends, and so does the FREE:A behind a
-    STORE:A. A partner named as peer holds activations from the STORE:A to the LOAD:A.
-
-    Raises:
-        ScheduleError: if the schedule cannot run.
+    STORE:A. A partner named as peer holds activations from the STORE:A to the LOAD:A. ScheduleError if the schedule
+    cannot run.
     """
     shape = index.shape
     stages = max(shape.num_stages, shape.num_backward_stages)

@@ -27,26 +27,20 @@ _BACKWARDS = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
 
 @dataclass(frozen=True)
 class Versions:
-    """The result of a replay. A version is the number of optimizer steps the weights have seen.
+    """The result of a replay. A version is the number of optimizer steps the weights have seen."""
 
-    Args:
-        read: per action, in the order of `schedule.items()`, the version it reads (of an OVERLAP, the first part's);
-            None for actions that read no weights.
-        together: (number, part) -> version, for every part of an OVERLAP; parts may read different versions.
-        published: per backward stage, the version after the last step.
-        staleness_steps: per (backward stage, microbatch), the steps published between the version its forward
-            reads and the step that adds its gradient. With separate cuts, counted from its backward.
-        drift: per (backward stage, microbatch), the version its backward reads less the one its forward read.
-        live: per backward stage, the most versions that must be kept at one time: a version is kept from its
-            publication until the next one is out and it is read no more.
-    """
-
+    # per action, in the order of `schedule.items()`, the version it reads (of an OVERLAP, the first part's); None for
+    # actions that read no weights
     read: tuple[int | None, ...]
-    published: tuple[int, ...]
+    published: tuple[int, ...]  # per backward stage, the version after the last step
+    # per (backward stage, microbatch), the steps published between the version its forward reads and the step that adds
+    # its gradient; with separate cuts, counted from its backward
     staleness_steps: Mapping[tuple[int, int], int]
-    drift: Mapping[tuple[int, int], int]
+    drift: Mapping[tuple[int, int], int]  # per the same, the version its backward reads less the one its forward read
+    # per backward stage, the most versions that must be kept at one time: a version is kept from its publication until
+    # the next one is out and it is read no more
     live: tuple[int, ...]
-    together: Mapping[tuple[int, Action], int] = field(default_factory=dict)
+    together: Mapping[tuple[int, Action], int] = field(default_factory=dict)  # (number, part of an OVERLAP) -> version
 
     def of(self, number: int, part: Action) -> int | None:
         """The version that a plain action reads: the action of that number, or a part of that OVERLAP."""
@@ -250,12 +244,7 @@ class _Replay:
 
 
 class LaneReads(NamedTuple):
-    """(stage, microbatch) -> the version read.
-
-    Args:
-        forward: by forward stage.
-        backward: by backward stage.
-    """
+    """(stage, microbatch) -> the version read, of forward stages and of backward stages."""
 
     forward: dict[tuple[int, int], int]
     backward: dict[tuple[int, int], int]
@@ -267,10 +256,8 @@ class LaneReads(NamedTuple):
 
 
 def lane_reads(schedule: Schedule) -> LaneReads:
-    """The versions every stage reads for every microbatch, found from each lane alone.
-
-    Raises:
-        ScheduleError: if they depend on the progress of other lanes, or the schedule cuts sequences in parts.
+    """The versions every stage reads for every microbatch, found from each lane alone; ScheduleError if they depend on
+    the progress of other lanes, or the schedule cuts sequences in parts.
     """
     found = LaneReads({}, {})
     stepped = Kind.STEP in schedule.kinds
@@ -297,17 +284,11 @@ def lane_reads(schedule: Schedule) -> LaneReads:
     return found
 
 
-def check_settled(schedule: Schedule, versions: Versions) -> None:
+def check_settled(schedule: Schedule, replayed: Versions) -> None:
     """Check that a policy which reads the newest version reads the same by lane and by replay.
 
     An action then reads the same version whatever the durations. Forwards of a stage with replicas wait for the version
     they name.
-
-    Args:
-        versions: as replayed.
-
-    Raises:
-        ScheduleError: if durations would decide, or at the first action whose versions differ.
     """
     if schedule.policy not in ASYNCHRONOUS or Kind.STEP not in schedule.kinds:
         return
@@ -316,7 +297,7 @@ def check_settled(schedule: Schedule, versions: Versions) -> None:
         for part in parts_of(action):
             if part.kind not in COMPUTE:
                 continue
-            own, read = found.of(part), versions.of(number, part)
+            own, read = found.of(part), replayed.of(number, part)
             if named and part.kind is Kind.F and part.version is None:
                 rule = f"{part} names no version, and stage {part.stage} has replicas, which step elsewhere"
                 raise broken(schedule, rule, [number], way_out=f"write {part}@{own}")

@@ -183,8 +183,7 @@ def window(shape: Shape, version: int) -> range:
 def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) -> int | None:
     """The version a forward must read; None if the policy reads the newest one.
 
-    Args:
-        stage: of that forward; only policy cyclic, whose workers begin one after another, depends on it.
+    Only under policy cyclic, whose workers begin one after another, it depends on the stage.
     """
     step, place = divmod(microbatch, shape.num_microbatches)
     behind = STEPS_BEHIND.get(policy)

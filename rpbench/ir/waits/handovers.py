@@ -38,29 +38,20 @@ class GroupSum(NamedTuple):
 
 
 class Handovers:
-    """The weights and gradients of a schedule that go from device to device.
+    """The weights and gradients of a schedule that go from device to device, by the LOAD:P and STORE:G of all devices.
 
-    Args:
-        loads: LOAD:P of all devices.
-        stores: STORE:G of all devices.
-
-    Attributes:
-        edges: (producer, consumer) by number.
-        origins: number of a LOAD:P>q -> the transfer whose copy it takes; None: the weights that rank q keeps.
-        homes: stage -> the rank that keeps it.
-        carried: (stage, step) -> the STORE:G>q that send its sum from rank to rank, in order.
-        grouped: (stage, step) -> the sums that go home, in the order of their first microbatches.
-
-    Raises:
-        ScheduleError: for a copy that is not there, or a sum that does not reach its next rank.
+    ScheduleError for a copy that is not there, or a sum that does not reach its next rank.
     """
 
     def __init__(self, index: Index, loads: Iterable[Transfer], stores: Iterable[Transfer]) -> None:
         self._index = index
-        self.edges: list[tuple[int, int]] = []
+        self.edges: list[tuple[int, int]] = []  # (producer, consumer) by number
+        # number of a LOAD:P>q -> the transfer whose copy it takes; None: the weights that rank q keeps
         self.origins: dict[int, Transfer | None] = {}
-        self.homes: dict[int, int] = {}
+        self.homes: dict[int, int] = {}  # stage -> the rank that keeps it
+        # (stage, step) -> the STORE:G>q that send its sum from rank to rank, in order
         self.carried: dict[tuple[int, int], list[Transfer]] = {}
+        # (stage, step) -> the sums that go home, in the order of their first microbatches
         self.grouped: dict[tuple[int, int], list[GroupSum]] = {}
         on_rank: dict[tuple[int, int, bool, int], list[Transfer]] = defaultdict(list)
         for load in loads:
@@ -79,11 +70,6 @@ class Handovers:
                 sent[store.visits[0].stage, store.visits[0].step].append(store)
         for (stage, step), found in sent.items():
             self._join_sums(stage, step, sorted(found, key=self._microbatch))
-
-    @property
-    def are_there(self) -> bool:
-        """Whether anything goes from device to device."""
-        return bool(self.origins or self.carried or self.grouped)
 
     def peer(self, number: int) -> int | None:
         """The rank that an action names, if it names one."""

@@ -31,19 +31,13 @@ def host_step(index: Index, stage: int, version: int) -> int:
 
 def rest_edges(
     index: Index,
-    loads: Mapping[tuple[int, int], Sequence[int]],
-    visits: Mapping[tuple[int, int], Sequence[Visit]],
-    stores: Sequence[Transfer],
+    loads: Mapping[tuple[int, int], Sequence[int]],  # (device, stage) -> numbers of its LOAD:P
+    visits: Mapping[tuple[int, int], Sequence[Visit]],  # (device, stage) -> its visits
+    stores: Sequence[Transfer],  # STORE:G, then REDUCE_GRAD and UNSHARD
     reduces: Sequence[Transfer],
     gathers: Sequence[Transfer],
 ) -> Iterator[tuple[int, int]]:
-    """The edges of a late rest, (producer, consumer) by number; transfers are matched by `rpbench.ir.waits.moves`.
-
-    Args:
-        loads: (device, stage) -> numbers of its LOAD:P.
-        visits: (device, stage) -> its visits.
-        stores, reduces, gathers: STORE:G, REDUCE_GRAD and UNSHARD.
-    """
+    """The edges of a late rest, (producer, consumer) by number; transfers are matched by `rpbench.ir.waits.moves`."""
     assert index.schedule.late_rest is not None
     ends = boundaries(index.schedule.late_rest, index.shape.num_steps)
     end_of = {version: end.version for end in ends for version in end.window}
@@ -139,11 +133,7 @@ def _moved(index: Index) -> Moved:
 
 
 def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: Sequence[int]) -> None:
-    """Check that every device that runs a stage moves a part of it once for each of some versions.
-
-    Args:
-        user: kind of the actions that run the stage: F, or B, which stands for W as well.
-    """
+    """Check that every device that runs a stage, by F or by B or W (`user`), moves a part of it once a version."""
     first: dict[tuple[int, int], int] = {}  # (device, stage) -> an action that runs it
     for number, action in enumerate(index.actions):
         for part in parts_of(action):

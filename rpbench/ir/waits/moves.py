@@ -73,23 +73,16 @@ def moves_activations_alone(schedule: Schedule) -> bool:
 class Moves:
     """The transfers of a schedule, matched with the visits they serve.
 
-    Attributes:
-        edges: (producer, consumer) by number, for the whole schedule.
-        transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
-        replicas: stage that is gathered or reduced -> the number of devices that share it, also outside the schedule.
-        sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there, if loaded.
-        handovers: weights and gradients that go from device to device.
-        rest_loads: (device, stage) -> its LOAD:P under policy selective, which bring the host's columns.
-
-    Raises:
-        ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
+    ScheduleError for a transfer on a wrong lane, of nothing, too often, or never ended.
     """
 
     def __init__(self, index: Index, visits_of_devices: Callable[[], Iterable[Iterable[Visit]]]) -> None:
         self.index, self._visits_of_devices = index, visits_of_devices
-        self.edges: list[tuple[int, int]] = []
-        self.transfers: dict[What, list[Transfer]] = defaultdict(list)
+        self.edges: list[tuple[int, int]] = []  # (producer, consumer) by number, for the whole schedule
+        self.transfers: dict[What, list[Transfer]] = defaultdict(list)  # devices and stages ascending
+        # stage that is gathered or reduced -> the number of devices that share it, also outside the schedule
         self.replicas: dict[int, int] = {}
+        # number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there, if loaded
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
         self._before: dict[tuple[bool, int, int], list[tuple[int, int]]] = {}  # STEPs by direction, stage and version
@@ -110,7 +103,7 @@ class Moves:
             for (kind, moved, stage), numbers in alike.items():
                 self._numbers[(kind, moved), lane.device, stage] += numbers
         late = index.schedule.late_rest is not None
-        brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []
+        brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []  # the host's columns
         self.rest_loads = {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in brought}
         for number in chain.from_iterable(self.rest_loads.values()):
             if index.actions[number].part:
@@ -479,11 +472,7 @@ class Moves:
 
 
 def all_producers(index: Index, edges: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """`Index.producers` with the edges of transfers added.
-
-    Args:
-        edges: (producer, consumer), those of `Moves`.
-    """
+    """`Index.producers` with the edges of transfers added: (producer, consumer), those of `Moves`."""
     if not edges:
         return index.producers
     found = [list(producers) for producers in index.producers]

@@ -33,13 +33,7 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
     A FREE:A on lane d2h ends a STORE:A, a FREE:A elsewhere a LOAD:A. If weights are bound, one more FREE:A may stand on
     another lane and only make room: the actions after it wait until the activations are gone. After a store it stands
     on lane compute before the backward, or on lane h2d before the LOAD:A. For activations that never move it stands on
-    lane h2d, and waits for their backward.
-
-    Args:
-        transfers: the numbers of all transfers by kind and object, device and stage.
-
-    Raises:
-        ScheduleError: for a move that stands twice, or that lacks its counterpart.
+    lane h2d, and waits for their backward. ScheduleError for a move that stands twice, or that lacks its counterpart.
     """
     parts, actions = index.shape.num_parts, index.actions
     groups = [
@@ -201,10 +195,8 @@ def _readers(index: Index, users: _Users, load: int, place: int) -> tuple[int, i
 
 
 def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
-    """The forward stage that runs the first layer of a backward stage, and so keeps its input.
-
-    Raises:
-        ScheduleError: if forward and backward are cut apart and the layers are not known.
+    """The forward stage that runs the first layer of a backward stage, and so keeps its input; ScheduleError if forward
+    and backward are cut apart and the layers are not known.
     """
     if not schedule.shape.separate_cuts:
         return backward_stage

@@ -21,21 +21,14 @@ _VISITING, _ADDING = COMPUTE - set(HEAD), frozenset(GRADIENT)
 
 
 class Visit(NamedTuple):
-    """A stage that runs on a device for some microbatches of one step, with no other stage between.
-
-    Args:
-        backward: whether `stage` is a backward stage, as it is of a recomputation.
-        step: optimizer step of its microbatches, from 0.
-        numbers: its actions, in order.
-        last_gradient: the last action that adds to a weight gradient; -1 without one.
-    """
+    """A stage that runs on a device for some microbatches of one step, with no other stage between."""
 
     device: int
-    backward: bool
+    backward: bool  # whether `stage` is a backward stage, as it is of a recomputation
     stage: int
-    step: int
-    numbers: tuple[int, ...]
-    last_gradient: int
+    step: int  # optimizer step of its microbatches, from 0
+    numbers: tuple[int, ...]  # its actions, in order
+    last_gradient: int  # the last action that adds to a weight gradient; -1 without one
 
     @property
     def first(self) -> int:

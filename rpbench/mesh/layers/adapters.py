@@ -10,22 +10,16 @@ CUT_INSIDE, UNCUT = ("o_proj", "down_proj"), ("q_a_proj", "kv_a_proj_with_mqa", 
 
 
 class Adapters(NamedTuple):
-    """Adapters of a run whose framework fuses linear maps before it adapts them; routed experts have none.
+    """Adapters of a run whose framework fuses linear maps before it adapts them; routed experts have none."""
 
-    Args:
-        rank: inner width.
-        mlp: whether the maps of the MLP have them too, or attention's alone.
-    """
-
-    rank: int
-    mlp: bool = True
+    rank: int  # inner width
+    mlp: bool = True  # whether the maps of the MLP have them too, or attention's alone
 
 
 def adapted_maps(own: Architecture, fused: Adapters | None, layer: Layer, tensor: int) -> list[tuple[int, int]]:
     """(inputs, outputs) of a layer's maps with adapters, on one of so many shards, without those of routed experts.
 
-    Args:
-        fused: None: the architecture's own adapters, if any, beside maps that are not fused.
+    With `fused=None` the architecture's own adapters, if any, beside maps that are not fused.
     """
     if fused is None:
         adapted = [each for each in own.linear_maps(layer.routed) if own.adapted(each) and each.part != "experts"]

@@ -43,9 +43,7 @@ def hops(group: Group) -> float:
 def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) -> float:
     """Seconds of an all-to-all in which every member sends `bytes_each` in all.
 
-    Args:
-        copies_outside: copies of a token that leave the domain, for each expert it visits; below 1 if a token is sent
-            once to a domain.
+    For each expert that a token visits, `copies_outside` copies leave the domain; below 1 if it is sent once to each.
     """
     if group.size == 1:
         return 0.0

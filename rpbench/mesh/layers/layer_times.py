@@ -131,11 +131,9 @@ def lost_s(setting: Setting) -> float:
 def as_times(
     layers: Sequence[Seconds], head: Seconds, hop: float, *, each: float = 0.0, split: float = 1.0
 ) -> LayerTimes:
-    """The seconds of layers and head as `LayerTimes`.
+    """The seconds of layers and head as `LayerTimes`; a layer loses `each` seconds in a forward, and in a backward.
 
-    Args:
-        each: seconds that a layer loses in a forward, and in a backward.
-        split: seconds of a split backward's kernels over those of a whole one.
+    A split backward's kernels take `split` times those of a whole one.
     """
     return LayerTimes(
         forward=[layer.forward_all + each for layer in layers],

@@ -113,15 +113,10 @@ class Candidates:
 def search(
     question: Question, space: Space | None = None, num_simulated: int = SIMULATED, *, of_each: bool = False
 ) -> Found:
-    """The fastest plans of a model on a machine.
+    """The fastest plans of a model on a machine; with `of_each` also those of every schedule, and of every sharding
+    without a pipeline.
 
-    Args:
-        num_simulated: plans to simulate.
-        of_each: also find the fastest plan of every schedule, and without a pipeline, of every sharding.
-
-    Raises:
-        ValueError: if no plan divides.
-        NothingFits: if none fits into memory; it says what the smallest plan needs, and what makes it fit.
+    ValueError if no plan divides; NothingFits, which says what the smallest needs and what makes it fit, if none does.
     """
     plans = Candidates(question, space or Space())
     best = plans.simulated(plans.order, num_simulated)

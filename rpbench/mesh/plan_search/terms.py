@@ -20,28 +20,18 @@ from rpbench.workload.architecture import Architecture
 def terms_of(
     model: Architecture,
     cluster: Machine,
+    # figures and constants of `cost=analytic` on that machine; published times are scaled by it to other microbatches
     basis: Basis,
     *,
     num_devices: int,
     sequences_per_step: int,
-    microbatches: Sequence[float] | None = None,
+    microbatches: Sequence[float] | None = None,  # sizes to choose from; None: those of `default_microbatches`
     source: Source = "analytic",
-    limits: Limits | None = None,
+    limits: Limits | None = None,  # None: the usable memory of the machine's devices and its host
     num_steps: int = 4,
-    known: Software | None = None,
+    known: Software | None = None,  # the software; None: that of a run that names none
 ) -> Terms:
-    """Terms of a model on a machine.
-
-    Args:
-        basis: figures and constants of `cost=analytic` on that machine; with `source="published"` it scales the
-            published times to microbatches of other sizes.
-        microbatches: sizes to choose from; None: those of `default_microbatches`.
-        known: the software; None: that of a run that names none.
-        limits: None: the usable memory of the machine's devices and its host.
-
-    Raises:
-        ValueError: if a figure is missing, or there are no published times.
-    """
+    """Terms of a model on a machine; ValueError if a figure is missing, or there are no published times."""
     if limits is None:
         limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
     basis["host_bytes_per_s"]  # raises if it is missing: the host's optimizer cannot be charged without it

@@ -235,7 +235,10 @@ class Execution:
 
 
 def execute(table: Table, messages: Messages, durations: Durations | None = None) -> Execution:
-    return _Run(table, messages, durations or Durations()).run()
+    run = _Run(table, messages, durations or Durations())
+    while run.ready:
+        run.go_on(run.ready.popleft())
+    return run.state
 
 
 class _Run:
@@ -262,14 +265,9 @@ class _Run:
         self._gathered: dict[int, float] = {}
         self._reduced: dict[int, float] = {}
         self._free = [[0.0, 0.0] for _ in range(count)]  # by rank, when gathering and reducing have ended
+        self.ready = deque(range(count))
 
-    def run(self) -> Execution:
-        self._ready = deque(range(len(self.table.rows)))
-        while self._ready:
-            self._go_on(self._ready.popleft())
-        return self.state
-
-    def _go_on(self, rank: int) -> None:
+    def go_on(self, rank: int) -> None:
         """Run a rank's row until an input is missing."""
         state, row = self.state, self.table.rows[rank]
         while state.places[rank] < len(row):
@@ -335,7 +333,7 @@ class _Run:
             times = [self._given[end] for end in message.ends] + [time for time in before if time is not None]
             self.state.done[number] = max(times) + self.durations.hop
             pending += self._behind[number]
-            self._ready += self._sleepers.pop(number, [])
+            self.ready += self._sleepers.pop(number, [])
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
+from rpbench.registry import entry
 from rpbench.torch_runtime.formats.tables import make_table, placement_of
 from rpbench.workload.architecture import Architecture
 
@@ -185,23 +186,13 @@ def is_1f1b(schedule: Schedule) -> bool:
     shape = schedule.shape
     if schedule.policy is not Policy.FLUSH or shape.num_stages != shape.num_ranks or has_transfers(schedule):
         return False
+    ranks = shape.num_ranks
+    plain = entry("1f1b").build(Shape(ranks, ranks, shape.num_microbatches, num_steps=shape.num_steps))
     return all(
         [action[:3] for action in schedule.compute(rank) if action.kind not in (Kind.R, Kind.STEP)]
-        == _order_of_1f1b(shape, rank)
-        for rank in range(shape.num_ranks)
+        == [action[:3] for action in plain.compute(rank)]
+        for rank in range(ranks)
     )
-
-
-def _order_of_1f1b(shape: Shape, rank: int) -> list[tuple[Kind, int, int]]:
-    """The computations of a rank: forwards ahead, then a backward after every forward, then the rest."""
-    count = shape.num_microbatches
-    ahead = min(count, shape.num_ranks - 1 - rank)
-    kinds = [Kind.F] * ahead + [Kind.F, Kind.B] * (count - ahead) + [Kind.B] * ahead
-    found = []
-    for step in range(shape.num_steps):
-        numbers = {kind: iter(range(step * count, (step + 1) * count)) for kind in (Kind.F, Kind.B)}
-        found += [(kind, rank, next(numbers[kind])) for kind in kinds]
-    return found
 
 
 @dataclass(frozen=True)

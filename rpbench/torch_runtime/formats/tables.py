@@ -26,7 +26,7 @@ from functools import cached_property
 from rpbench.ir.action import Action, Kind, overlap, parts_of
 from rpbench.ir.checks.check import check
 from rpbench.ir.policy import DRAINED
-from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, from_text, to_torch_csv
+from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, from_text
 from rpbench.torch_runtime.communication.tokens import COMPUTE, Token, TokenRow, read_rows, read_token
 
 
@@ -222,10 +222,12 @@ def _parts(row: Row) -> list[Action]:
 def to_csv(schedule: Schedule) -> str:
     """The compute-only file for `_load_csv`, without a final newline; ScheduleError says why a table cannot hold it."""
     table = make_table(schedule)
-    for device in range(table.shape.num_ranks):
-        if not table.compute(device):
+    rows = list(map(table.compute, range(table.shape.num_ranks)))
+    for device, row in enumerate(rows):
+        if not row:
             raise ScheduleError(f"rank {device} has no action: a row of a table holds at least one; use fewer ranks")
-    return to_torch_csv(table)
+    token = find_chains(table).token
+    return "\n".join(",".join(map(token, row)) for row in rows)
 
 
 def placement_of(schedule: Schedule) -> list[list[int]]:

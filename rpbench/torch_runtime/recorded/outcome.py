@@ -57,7 +57,9 @@ class Outcome:
         """The lowered actions of a pipeline rank in the order they ran, on the first of its processes."""
         moments = self.answer["ranks"][pipeline_rank * self.request.ranks_each]["steps"][step]["moments"]
         chains = self.request.lowered.chains
-        return [Ran(chains.action(token), *times) for token, *times in moments if _is_ours(token)]
+        theirs = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+        ours = (moment for moment in moments if not moment[0].endswith(theirs) and "WAIT_SEND" not in moment[0])
+        return [Ran(chains.action(token), *times) for token, *times in ours]
 
     @cached_property
     def rows_as_ours(self) -> bool:
@@ -128,10 +130,6 @@ class Outcome:
             "num_microbatches_verified",
         )
         return found | {name: self.answer[name] for name in names if name in self.answer}
-
-
-def _is_ours(token: str) -> bool:
-    return not token.endswith(("UNSHARD", "RESHARD", "REDUCE_GRAD")) and "WAIT_SEND" not in token
 
 
 def replay_makespan(timeline: Timeline) -> float:

@@ -264,9 +264,9 @@ class SelectiveOptimizer(HostOptimizer):
             state[place] = _packed(optimizer.state[own], masks[place])
 
 
-def _spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Packed values at their positions; 0 elsewhere."""
-    found = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
+def _spread(values: torch.Tensor, mask: torch.Tensor, around: torch.Tensor | None = None) -> torch.Tensor:
+    """Packed values at their positions; elsewhere those of `around`, or 0."""
+    found = torch.zeros(mask.shape, dtype=values.dtype, device=values.device) if around is None else around.clone()
     found[mask] = values
     return found
 
@@ -280,12 +280,6 @@ def _unpacked(
     state: Mapping[str, torch.Tensor], mask: torch.Tensor, around: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Packed optimizer state at its positions; elsewhere the values of `around`, or 0."""
-    found = {}
-    for name, value in state.items():
-        if not value.dim():
-            found[name] = value.clone()
-            continue
-        whole = around[name].clone() if name in around else torch.zeros(mask.shape, dtype=value.dtype)
-        whole[mask] = value
-        found[name] = whole
-    return found
+    return {
+        name: _spread(value, mask, around.get(name)) if value.dim() else value.clone() for name, value in state.items()
+    }
