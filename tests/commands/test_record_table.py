@@ -115,6 +115,17 @@ def test_a_query_without_an_end_is_stopped(words, said, row, tmp_path):
         query([endless, *words, f"results_dir={tmp_path}"])
 
 
+def test_a_query_that_is_refused_is_told_where(row, tmp_path):
+    put(tmp_path, row, 0)
+    with pytest.raises(ValueError, match="shedule") as said:
+        query(["select run_id,\n shedule from runs", f"results_dir={tmp_path}"])
+    _, near, line, place = str(said.value).splitlines()
+    assert '"schedule"' in near
+    assert line.endswith("shedule from runs")
+    assert place.strip() == "^" * len("shedule")
+    assert place.index("^") == line.index("shedule")
+
+
 def exported(results, *words):
     out = io.StringIO()
     export([*words, f"results_dir={results}"], out)

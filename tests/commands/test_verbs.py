@@ -262,6 +262,20 @@ def test_a_plan_is_of_no_file(capsys, tmp_path, monkeypatch):
         assert "schedule_file=order.csv: nothing searches a cut for an order of a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("backend=virtual", "mode=roofline", "tuning_budget=400", "tracker=wandb"),
+        *("results_dir=elsewhere", "force=true", "save_timeline=true"),
+    ],
+)
+def test_a_plan_refuses_what_would_change_nothing(word, rpbench):
+    status, rows, err = rpbench("plan", "schedule=1f1b", "model=tiny_gpt", "num_devices=2", "cost=constant", word)
+    assert (status, rows) == (2, [])
+    assert err.startswith(f"rpbench: {word} with plan: ")
+    assert len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])
 def test_a_folder_without_records_is_refused_before_what_draws_is_imported(words, tmp_path):
     code = "import sys; from analysis.verbs import VERBS; from rpbench.cli import dispatch, register; register(VERBS); "

@@ -190,6 +190,8 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(keys, num_devices,
         (("mesh.pipeline=4", "mode=roofline"), "plan mesh=search"),
         (("mesh.pipeline=4", "backend=virtual"), "backend.data_parallel=2"),
         (("mesh.pipeline=40",), "40"),
+        (("mesh.order=tensor",), r"^mesh\.order=tensor: a list, in brackets"),
+        (("mode=torch_duel", "mode.schedules=zb_v"), r"^mode\.schedules=zb_v: a list, in brackets"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_way_out(words, said):

@@ -253,7 +253,8 @@ def query(arguments: Sequence[str]) -> list[Record]:
         except duckdb.InterruptException:
             raise ValueError(f"query: it took longer than {seconds:g} s; ask for less, or give seconds=") from None
         except duckdb.Error as error:
-            raise ValueError(f"query: {str(error).partition(chr(10))[0]}") from None
+            said = "\n".join(line for line in str(error).splitlines() if line.strip())  # names, and the place
+            raise ValueError(f"query: {said}") from None
         finally:
             ended.set()
 
