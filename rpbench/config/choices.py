@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from rpbench.config.errors import ConfigError, reworded
 from rpbench.registry import unknown_name
@@ -51,7 +51,12 @@ def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         prefix = _PREFIXES.get(schema.__name__, "")
-        words = [f"{prefix}{key!s}={value}" for key, value in node.items()]
+        if isinstance(error, ConfigKeyError):
+            known = [f"{prefix}{key}" for key in OmegaConf.structured(schema)]
+            raise ConfigError(unknown_name("key", f"{prefix}{error.key}", known)) from None
+        if isinstance(error, MissingMandatoryValue):
+            raise ConfigError(f"{prefix}{error.key}: it needs a value, and ~ has taken it out") from None
+        words = [f"{prefix}{key!s}={'null' if value is None else value}" for key, value in node.items()]
         raise ConfigError(reworded(prefix + first_line(error), words)) from None
     except OverflowError:  # a whole number of hundreds of digits in the place of a float
         numbers = ((str(key), value) for key, value in node.items() if isinstance(value, int))

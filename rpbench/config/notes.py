@@ -24,9 +24,12 @@ OF_SCRIPTS = (
     "prefetch",
     "dispatch",
     "offload",
+    "charge",
     "workload",
     "seed",
 )
+# Keys that closed forms have no place for.
+OF_ORDERS = {"schedule", *OF_SCRIPTS} - {"num_microbatches", "workload"}
 # Keys of mode=failures that one kind of run has.
 OF_FAILURES = {
     "simulated": (
@@ -85,7 +88,10 @@ def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> lis
             f"{words} without effect: these constants are of kernels that are counted operator by operator, as in "
             "software=roundpipe"
         )
-    if isinstance(mode, Predict) and (words := _of_groups(overrides, OF_SCRIPTS)):
+    if isinstance(mode, Roofline) and (words := _of_groups(overrides, OF_ORDERS)):
+        found.append(f"{words} without effect: mode=roofline has closed forms of a model and a machine, of no order")
+    options = [item for item in overrides if _key(item).startswith("schedule.")]
+    if isinstance(mode, Predict) and (words := " ".join(filter(None, (_of_groups(overrides, OF_SCRIPTS), *options)))):
         found.append(
             f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
             "mode.microbatches=N are another, and mode=simulate takes all of them"

@@ -272,8 +272,15 @@ def test_a_plan_is_of_no_file(capsys, tmp_path, monkeypatch):
 def test_a_plan_refuses_what_would_change_nothing(word, rpbench):
     status, rows, err = rpbench("plan", "schedule=1f1b", "model=tiny_gpt", "num_devices=2", "cost=constant", word)
     assert (status, rows) == (2, [])
-    assert err.startswith(f"rpbench: {word} with plan: ")
-    assert len(err.splitlines()) == 1
+    assert err.splitlines()[-1].startswith(f"rpbench: {word} with plan: ")
+
+
+@pytest.mark.parametrize("word", ["tuning_budget=400", "mode=roofline", "mode=predict"])
+def test_show_refuses_what_it_does_not_show(word, rpbench):
+    """The order of the options as given was shown in place of the one that is found."""
+    status, rows, err = rpbench("show", "schedule=1f1b", "model=tiny_gpt", "num_devices=2", word)
+    assert (status, rows) == (2, [])
+    assert f"{word} with show: " in err
 
 
 @pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])

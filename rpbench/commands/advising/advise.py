@@ -23,7 +23,7 @@ from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.keys import LAYERS, MOVES, check_figures
-from rpbench.config.mesh import refuse_frozen
+from rpbench.config.mesh import refuse_frozen, refuse_uneven
 from rpbench.config.request import cluster_file
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
@@ -193,6 +193,7 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
         if name not in known:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(known)}; name some of these")
     refuse_frozen(model)
+    refuse_uneven(found)
     timed, framework = tuple(name for name in chosen if name in SCHEDULES), framework_in(asked)
     if not timed and other_orders(chosen, framework):
         timed = ("1f1b",)  # whose meshes the other orders take
