@@ -275,6 +275,17 @@ def test_a_plan_refuses_what_would_change_nothing(word, rpbench):
     assert err.splitlines()[-1].startswith(f"rpbench: {word} with plan: ")
 
 
+def test_a_timeline_that_is_shown_is_that_of_the_run(rpbench, capsys):
+    """It left out transfers and the optimizer: 3.4 s, and the run takes 3.9."""
+    words = ("schedule=1f1b", *LAYERS[1:], "num_devices=4")
+    assert dispatch(("show", *words, "format=chrome_trace")) == 0
+    events = json.loads(capsys.readouterr().out)["traceEvents"]
+    _, (row,), _ = rpbench(*words)
+    assert max(each["ts"] + each["dur"] for each in events if each["ph"] == "X") / 1e6 == pytest.approx(
+        row["makespan_s"]
+    )
+
+
 @pytest.mark.parametrize("word", ["tuning_budget=400", "mode=roofline", "mode=predict"])
 def test_show_refuses_what_it_does_not_show(word, rpbench):
     """The order of the options as given was shown in place of the one that is found."""
