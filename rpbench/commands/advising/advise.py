@@ -104,7 +104,10 @@ def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
     """Why two schedules are not laid beside each other."""
     there = {row["schedule"].partition("(")[0] for row in answer["ranking"]}
     missing = [name for name in questions.compared(asked.own) if name not in there]
-    return f"{' and '.join(missing)}: no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
+    known = [f"{name}: {answer['left_out'][name]}" for name in missing if name in answer["left_out"]]
+    rest = [name for name in missing if name not in answer["left_out"]]
+    unfit = f"no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
+    return "; ".join([*known, *([f"{' and '.join(rest)}: {unfit}"] if rest else [])])
 
 
 def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
