@@ -34,7 +34,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
             f"schedule_file={file.path}: nothing searches a cut for an order of a file; plan a schedule by its name, "
             "as in schedule=1f1b"
         )
-    _check_without_effect(request)
+    check_without_effect(request, "plan")
     problem = pose(request)
     given = () if request.partition in METHODS else (request.partition,)  # written out: one more beside the methods'
     plans = [_plan_facts(request, problem, choose(cut, problem)) for cut in given]
@@ -60,21 +60,21 @@ def compare_plans(request: Request) -> dict[str, Any]:
     }
 
 
-def _check_without_effect(request: Request) -> None:
-    """Refuse keys of a run that change no plan."""
-    backend, tracker = request.backend and request.backend.name, request.tracker.name
+def check_without_effect(request: Request, verb: str) -> None:
+    """Refuse keys of a run that change nothing under a verb that runs nothing."""
+    backend, tracker, results = request.backend and request.backend.name, request.tracker.name, Path("results")
     for key, value, default, why in (
-        ("backend", backend, None, "plans are simulated"),
-        ("mode", request.mode.name, "simulate", "plans are simulated"),
+        ("backend", backend, None, "no schedule is executed"),
+        ("mode", request.mode.name, "simulate", "there is one alone"),
         ("tuning_budget", request.tuning_budget, None, "it searches more than the cut, in a run"),
-        ("tracker", tracker, "none", "a plan is no run"),
-        ("results_dir", request.results_dir, Path("results"), "a plan leaves no record"),
-        ("force", request.force, False, "a plan leaves no record"),
-        ("save_timeline", request.save_timeline, False, "a plan leaves no record"),
+        ("tracker", tracker, "none", "it is no run"),
+        ("results_dir", results if verb == "profile" else request.results_dir, results, "no record is left"),
+        ("force", request.force, False, "no record is left"),
+        ("save_timeline", request.save_timeline, False, "no record is left"),
     ):
         if value != default:
             given = "true" if value is True else value
-            raise ConfigError(f"{key}={given} with plan: {why}; leave {key}= out")
+            raise ConfigError(f"{key}={given} with {verb}: {why}; leave {key}= out")
 
 
 def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str, Any]:

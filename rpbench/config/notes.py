@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from rpbench.config.charging import CONSTANTS
-from rpbench.config.choices import CostConfig, Failures, Mode, Predict, Roofline, Simulate
+from rpbench.config.choices import CostConfig, Duel, Failures, Mode, Predict, Roofline, Simulate, TorchDuel
 from rpbench.config.keys import LONGEST_NAME
 from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
@@ -76,6 +76,9 @@ def _key(item: str) -> str:
 def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> list[str]:
     if isinstance(mode, Failures):
         return _without_effect_on(mode, overrides)
+    if isinstance(mode, Duel | TorchDuel) and (words := _of_groups(overrides, ("schedule",))):
+        key = "contenders" if isinstance(mode, Duel) else "schedules"
+        return [f"{words} without effect: mode.{key}= says who takes part"]
     if not isinstance(mode, Simulate | Predict | Roofline):
         return []
     found = []

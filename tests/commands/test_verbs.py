@@ -286,6 +286,21 @@ def test_a_timeline_that_is_shown_is_that_of_the_run(rpbench, capsys):
     )
 
 
+@pytest.mark.parametrize("word", ["backend=virtual", "save_timeline=true", "cost=unit"])
+def test_a_profile_refuses_what_would_change_nothing_and_slots(word, rpbench):
+    """Slots were written as milliseconds, a thousand each."""
+    status, rows, err = rpbench("profile", "model=tiny_gpt", "cost=constant", word, "out=own")
+    assert (status, rows) == (2, [])
+    assert err.splitlines()[-1].startswith(f"rpbench: {word}")
+
+
+def test_a_duel_says_that_it_takes_no_schedule():
+    words = ("model=tiny_gpt", "num_devices=2", "schedule=zb_v")
+    for mode, key in (("duel", "contenders"), ("torch_duel", "schedules")):
+        assert f"schedule=zb_v without effect: mode.{key}= says who takes part" in load((f"mode={mode}", *words)).notes
+        assert not load((f"mode={mode}", *words[:2])).notes
+
+
 @pytest.mark.parametrize("word", ["tuning_budget=400", "mode=roofline", "mode=predict"])
 def test_show_refuses_what_it_does_not_show(word, rpbench):
     """The order of the options as given was shown in place of the one that is found."""
