@@ -294,11 +294,13 @@ def test_a_profile_refuses_what_would_change_nothing_and_slots(word, rpbench):
     assert err.splitlines()[-1].startswith(f"rpbench: {word}")
 
 
-def test_a_duel_says_that_it_takes_no_schedule():
+def test_duels_and_closed_forms_say_that_they_take_no_schedule():
     words = ("model=tiny_gpt", "num_devices=2", "schedule=zb_v")
     for mode, key in (("duel", "contenders"), ("torch_duel", "schedules")):
         assert f"schedule=zb_v without effect: mode.{key}= says who takes part" in load((f"mode={mode}", *words)).notes
         assert not load((f"mode={mode}", *words[:2])).notes
+    (note,) = load(("mode=roofline", "cluster=8x_rtx4090", "num_microbatches=4", *words)).notes
+    assert note.startswith("schedule=zb_v without effect: mode=roofline has closed forms")
 
 
 @pytest.mark.parametrize("word", ["tuning_budget=400", "mode=roofline", "mode=predict"])
