@@ -247,7 +247,8 @@ def show(arguments: Sequence[str]) -> int:
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
     forms = [item.partition("=")[2] for item in arguments if item.startswith(("format=", "export="))]
     words = [item for item in arguments if not item.startswith(("draw=", "format=", "export="))]
-    is_open = not any(item.startswith(("charge=", "offload=")) for item in words)
+    is_order = not drawing and "chrome_trace" not in forms[-1:]  # a timeline is that of the run
+    is_open = is_order and not any(item.startswith(("charge=", "offload=")) for item in words)
     config = _loaded([*words, "charge=hops"] if is_open else words)  # without transfers, unless requested
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:

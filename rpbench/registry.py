@@ -357,4 +357,4 @@ def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> 
     """The message for an unknown name: the value, the nearest name and all known ones."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "."
-    return f"unknown {what} {name!r}{hint} Known: {', '.join(known)}"
+    return f"unknown {what} {name!r}{hint} Known: {', '.join(known) or 'none'}"

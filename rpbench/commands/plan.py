@@ -35,6 +35,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
             f"schedule_file={file.path}: nothing searches a cut for an order of a file; plan a schedule by its name, "
             "as in schedule=1f1b"
         )
+    check_without_effect(request, "plan")
     problem = pose(request)
     given = () if request.partition in METHODS else (request.partition,)  # written out: one more beside the methods'
     plans = [_plan_facts(request, problem, choose(cut, problem)) for cut in given]
@@ -58,6 +59,23 @@ def compare_plans(request: Request) -> dict[str, Any]:
         "plans": plans,
         "refused": refused,
     }
+
+
+def check_without_effect(request: Request, verb: str) -> None:
+    """Refuse keys of a run that change nothing under a verb that runs nothing."""
+    backend, tracker, results = request.backend and request.backend.name, request.tracker.name, Path("results")
+    for key, value, default, why in (
+        ("backend", backend, None, "no schedule is executed"),
+        ("mode", request.mode.name, "simulate", "there is one alone"),
+        ("tuning_budget", request.tuning_budget, None, "it searches more than the cut, in a run"),
+        ("tracker", tracker, "none", "it is no run"),
+        ("results_dir", results if verb == "profile" else request.results_dir, results, "no record is left"),
+        ("force", request.force, False, "no record is left"),
+        ("save_timeline", request.save_timeline, False, "no record is left"),
+    ):
+        if value != default:
+            given = "true" if value is True else value
+            raise ConfigError(f"{key}={given} with {verb}: {why}; leave {key}= out")
 
 
 def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str, Any]:

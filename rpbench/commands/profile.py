@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpbench.commands.plan import check_without_effect
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request, load
 from rpbench.cost.footprint.sizes import model_bytes
@@ -38,9 +39,14 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"num_runs={asked.num_runs}: a whole number from 1 to 1,000")
     overrides = [item for item in arguments if item.partition("=")[0] not in own]
     request = load(overrides)
+    check_without_effect(request, "profile")
     prefix = Path(asked.out or request.results_dir / "profiles" / request.model_name)
     record.check_writable(prefix.parent, "out" if asked.out else "results_dir")
     from_table = any(item.startswith("cost=") for item in overrides)
+    if from_table and request.cost.name == "unit":
+        raise ConfigError(
+            "cost=unit: its slots are no milliseconds; take cost=analytic cluster=NAME, or leave cost= out and measure"
+        )
     graph = _from_table(request) if from_table else _measured(request, asked.num_runs)
     paths = [prefix.with_name(f"{prefix.name}_{table}.csv") for table in ("nodes", "edges")]
     for path, text in zip(paths, to_csv(graph), strict=True):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.config.choices import ConfigError
+from rpbench.config.choices import ConfigError, Failures, Simulate, Train
 from rpbench.config.request import Request
 from rpbench.ir.schedule import to_text
 from rpbench.mesh.layout import MEGATRON, Mesh
@@ -32,6 +32,13 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     """Print a checked schedule in a form to `out`, and its sizes to stderr; ValueError if it cannot be built, fails a
     check, or does not fit the form.
     """
+    if request.tuning_budget is not None:
+        raise ConfigError(
+            f"tuning_budget={request.tuning_budget} with show: it prints the order of given options, and nothing is "
+            "searched; run it, and show the partition and the options of its record"
+        )
+    if not isinstance(request.mode, Simulate | Train | Failures):
+        raise ConfigError(f"mode={request.mode.name} with show: it has no one order of actions; leave mode= out")
     mesh = request.mesh.mesh if request.mesh is not None and request.mesh.machine is not None else None
     alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.pipeline)
     assembled = assemble(alone)  # under a mesh the order of one pipeline

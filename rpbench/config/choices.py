@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from rpbench.config.errors import ConfigError, reworded
 from rpbench.registry import unknown_name
@@ -23,7 +23,7 @@ _PREFIXES = {
     "BackendConfig": "backend.",
     "OptimizerConfig": "optimizer.",
     "TrackerConfig": "tracker.",
-    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel", "Failures"), "mode."),
+    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel", "TorchDuel", "GpuDuel", "Failures"), "mode."),
 }
 
 
@@ -51,7 +51,14 @@ def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
         merged = OmegaConf.merge(OmegaConf.structured(schema), node)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise ConfigError(reworded(_PREFIXES.get(schema.__name__, "") + first_line(error))) from None
+        prefix = _PREFIXES.get(schema.__name__, "")
+        if isinstance(error, ConfigKeyError):
+            known = [f"{prefix}{key}" for key in OmegaConf.structured(schema)]
+            raise ConfigError(unknown_name("key", f"{prefix}{error.key}", known)) from None
+        if isinstance(error, MissingMandatoryValue):
+            raise ConfigError(f"{prefix}{error.key}: it needs a value, and ~ has taken it out") from None
+        words = [f"{prefix}{key!s}={'null' if value is None else value}" for key, value in node.items()]
+        raise ConfigError(reworded(prefix + first_line(error), words)) from None
     except OverflowError:  # a whole number of hundreds of digits in the place of a float
         numbers = ((str(key), value) for key, value in node.items() if isinstance(value, int))
         key, text = next((key, str(value)) for key, value in numbers if abs(value) > sys.float_info.max)
@@ -311,7 +318,7 @@ class Failures:
     name: str = "failures"
     policy: str = "checkpoint"
     run: str = "simulated"
-    failures: list[Any] = field(default_factory=list)
+    failures: Any = field(default_factory=list)  # pairs of a rank and a second
     mean_between_s: float | None = None
     horizon_s: float | None = None
     horizon_steps: int = 100
@@ -326,6 +333,12 @@ class Failures:
     stall_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.failures, list):
+            given = "null" if self.failures is None else self.failures
+            raise ConfigError(
+                f"mode.failures={given}: a list of ranks and seconds, as in [[1,30.5]]; mode.mean_between_s=SECONDS "
+                "draws them, each rank living so long on average"
+            )
         at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
         known_words = {"policy": POLICIES, "run": ("simulated", "processes"), "dies": ("machine", "process")}
         for name, known in known_words.items():

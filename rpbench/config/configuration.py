@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -119,6 +120,15 @@ class RunConfig:
     save_timeline: bool = False
     force: bool = False
 
+    def __post_init__(self) -> None:
+        for group, schema in _NESTED.items():  # `+` adds any key to them
+            node: Any = attrgetter(group)(self)
+            if added := vars(node).keys() - {f.name for f in fields(schema)}:
+                raise ConfigError(_unknown_key(f"{group}.{min(added)}", ""))
+
+
+# Keys of `RunConfig` that hold keys of their own and no option of a group.
+_NESTED: dict[str, type[Any]] = {"mesh": MeshConfig, "mesh.overlap": OverlapConfig, "checkpoint": CheckpointConfig}
 
 _FIELDS = frozenset(f.name for f in fields(RunConfig))
 
@@ -372,8 +382,8 @@ def _unknown_key(key: str, cause: str) -> str:
 
 
 def _known_keys(group: str) -> list[str]:
-    if not group:
-        return [f.name for f in fields(RunConfig)]
+    if not group or group in _NESTED:
+        return [f.name for f in fields(_NESTED.get(group, RunConfig))]
     if group == "schedule":
         return sorted({option for entry in registry.offered().values() for option in entry.options})
     return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)} - {"defaults"})

@@ -67,6 +67,8 @@ def _rule(text: str) -> str | None:
     if found := re.search(r"could not be converted to (\w+)|not a valid (\w+)", text):
         kind = found[1] or found[2]
         return _KINDS.get(kind, f"a {kind.lower()}")
+    if "is not a ListConfig" in text:
+        return "a list, in brackets, as in [a,b]"
     if "Cannot convert" in text and "to string" in text:
         return "one word or one text, no list and no keys"
     if "is not Optional" in text or "Incompatible value 'None'" in text:

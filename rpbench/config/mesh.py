@@ -99,6 +99,8 @@ def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None,
         )
     machine = None if needs_no_mesh else cluster.with_devices(mesh.num_devices)
     refuse_frozen(model)
+    if machine is not None:
+        refuse_uneven(machine)
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
     counts = cluster.gpu is not None and config.cost.get("name") == "analytic"
@@ -110,6 +112,15 @@ def refuse_frozen(model: Architecture | None) -> None:
     if model is not None and model.frozen_layers:
         raise ConfigError(
             f"model {model.name}: frozen layers under a mesh are not modelled; take one host, or model.frozen_layers=0"
+        )
+
+
+def refuse_uneven(machine: Machine) -> None:
+    """Refuse devices of unequal speed, which are modelled for one pipeline alone."""
+    if len(set(machine.device_speeds or ())) > 1:
+        raise ConfigError(
+            f"cluster.device_speeds={list(machine.device_speeds or ())} under a mesh, whose devices are alike: take "
+            "null, or one host and leave the mesh out"
         )
 
 

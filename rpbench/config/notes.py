@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from rpbench.config.charging import CONSTANTS
-from rpbench.config.choices import CostConfig, Failures, Mode, Predict, Roofline, Simulate
+from rpbench.config.choices import CostConfig, Duel, Failures, Mode, Predict, Roofline, Simulate, TorchDuel
 from rpbench.config.keys import LONGEST_NAME
 from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
@@ -17,8 +17,10 @@ OF_TENSORS = ("dtype", "optimizer")
 # Keys that the published runs of mode=predict set themselves.
 OF_SCRIPTS = (
     *("num_microbatches", "num_steps", "chunks_per_device", "partition", "recompute"),
-    *("prefetch", "dispatch", "offload", "workload", "seed"),
+    *("prefetch", "dispatch", "offload", "charge", "workload", "seed"),
 )
+# Keys that closed forms have no place for.
+OF_ORDERS = {"schedule", *OF_SCRIPTS} - {"num_microbatches", "workload"}
 # Keys of mode=failures that one kind of run has.
 OF_FAILURES = {
     "simulated": (
@@ -65,6 +67,9 @@ def _key(item: str) -> str:
 def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> list[str]:
     if isinstance(mode, Failures):
         return _without_effect_on(mode, overrides)
+    if isinstance(mode, Duel | TorchDuel) and (words := _of_groups(overrides, ("schedule",))):
+        key = "contenders" if isinstance(mode, Duel) else "schedules"
+        return [f"{words} without effect: mode.{key}= says who takes part"]
     if not isinstance(mode, Simulate | Predict | Roofline):
         return []
     found = []
@@ -77,7 +82,10 @@ def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> lis
             f"{words} without effect: these constants are of kernels that are counted operator by operator, as in "
             "software=roundpipe"
         )
-    if isinstance(mode, Predict) and (words := _of_groups(overrides, OF_SCRIPTS)):
+    if isinstance(mode, Roofline) and (words := _of_groups(overrides, OF_ORDERS)):
+        found.append(f"{words} without effect: mode=roofline has closed forms of a model and a machine, of no order")
+    options = [item for item in overrides if _key(item).startswith("schedule.")]
+    if isinstance(mode, Predict) and (words := " ".join(filter(None, (_of_groups(overrides, OF_SCRIPTS), *options)))):
         found.append(
             f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
             "mode.microbatches=N are another, and mode=simulate takes all of them"

@@ -31,6 +31,10 @@ _MOST_PLACES = 2**28  # stages x devices: tables over every pair take a byte eac
 
 def num_layers(config: RunConfig) -> int | None:
     """The requested number of layers, None for that of the model; ConfigError for an impossible one."""
+    if config.model.get("name") == "abstract" and (added := config.model.keys() - {"name", "num_layers"}):
+        raise ConfigError(
+            f"model.{min(added)} with model=abstract, which has no shape: choose a model, as in model=transformer"
+        )
     given = config.model.get("num_layers")
     if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS):
         raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS:,}")

@@ -4,10 +4,13 @@ Their files are data: parsed as JSON or CSV, with sizes and numbers checked, and
 """
 
 import csv
+import gzip
 import hashlib
 import io
 import json
 import math
+import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from rpbench.untrusted import MOST_DIGITS, parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
+_GZIP = b"\x1f\x8b"  # how such a file begins
 NANOSECOND = 1e-3  # in a trace's microseconds; less is rounding
 
 # Fields about the program that wrote a record: those of another program are left out.
@@ -29,12 +33,26 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler 
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; ConfigError if it is missing, no file, too large, or not UTF-8."""
+    """The text of a file, which may be packed by gzip; ConfigError if it is missing, no file, too large, or not UTF-8.
+
+    The profiler's handler for TensorBoard packs its traces.
+    """
     try:
-        return whole_file.read_text(path, MOST_BYTES)
+        content = whole_file.read_bytes(path, MOST_BYTES)
+        return whole_file.text_of(_unpacked(content) if content.startswith(_GZIP) else content)
     except (OSError, ValueError) as error:
         reason = f"{error.strerror}; name a file of JSON or CSV" if isinstance(error, OSError) else error
         raise ConfigError(f"import {path}: {reason}") from None
+
+
+def _unpacked(content: bytes) -> bytes:
+    try:
+        found = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"it begins as gzip does and cannot be unpacked ({error}); write it again") from None
+    if len(found) > MOST_BYTES:
+        raise ValueError(f"unpacked more than {MOST_BYTES:,} bytes; no more are read, so profile fewer steps")
+    return found
 
 
 def records_of_csv(text: str) -> list[Record]:
@@ -215,6 +233,23 @@ def summary_of_trace(trace: Mapping[str, Any]) -> dict[str, float]:
     return {"makespan_s": span / 1e6, "bubble_makespan": idle}
 
 
+def _once_each(rows: Sequence[Record], word: str, first: int) -> list[Record]:
+    """The rows without those that are the same as an earlier one, which stderr names: they would be one record."""
+    places: dict[str, int] = {}
+    same = []
+    for number, row in enumerate(rows, start=first):
+        if places.setdefault(row["run_id"], number) != number:
+            same.append(f"{word} {number} as {word} {places[row['run_id']]}")
+    if same:
+        named = ", ".join(same[:3]) + (", ..." if same[3:] else "")
+        print(
+            f"rpbench: {len(same)} of {len(rows)} are the same as an earlier one and left out: {named}; if they were "
+            "measured again, give them a column in which they differ, such as repeat",
+            file=sys.stderr,
+        )
+    return list({row["run_id"]: row for row in rows}.values())
+
+
 _FORMS = ("kineto", "wandb", "csv")
 _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
 
@@ -228,7 +263,8 @@ def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
     form, path = words[0], Path(words[1])
     text = read_text(path)
     if form == "kineto":
-        out = Path(options.get("out", path.with_suffix(".timeline.json")))
+        plain = path.with_suffix("") if path.suffix == ".gz" else path
+        out = Path(options.get("out", plain.with_suffix(".timeline.json")))
         if out.resolve() == path.resolve():
             raise ConfigError(f"import kineto: out={out} is the trace itself, and is left alone; name another file")
         trace = trace_of_kineto(text)
@@ -236,6 +272,7 @@ def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
         found = summary_of_trace(trace)
         return [{"timeline": str(out), "evidence": MEASURED_ELSEWHERE, **found}]
     rows = records_of_csv(text) if form == "csv" else records_of_wandb(text)
+    rows = _once_each(rows, *(("line", 2) if form == "csv" else ("run", 0)))
     folder = Path(options.get("results_dir", "results"))
     record.check_writable(folder, "results_dir")
     return [record.write(folder / row["run_id"], row) for row in rows]

@@ -354,6 +354,14 @@ def test_what_cannot_be_compared_is_named():
     assert "zb_h1: no plan that runs in torchtitan and fits" in " ".join(people.getvalue().split())
 
 
+def test_what_cannot_be_built_is_compared_with_nothing_and_told_why():
+    """It was said to fit nowhere."""
+    advise_on([*SMALL[:-1], *TWO_L40S, "compare=1f1b,zero_3", "batch=3"], people := io.StringIO())
+    said = " ".join(people.getvalue().split())
+    assert "compare=1f1b,zero_3: zero_3: zero_3 deals 3 microbatches to 2 replicas" in said
+    assert "no plan that runs" not in said
+
+
 def test_a_part_of_devices_of_two_kinds_is_the_fastest(tmp_path):
     lines = (CONF / "cluster" / "8x_rtx4090.yaml").read_text().splitlines()
     lines = [line for line in lines if not line.startswith(("name:", "device_speeds:", "num_devices:"))]

@@ -52,7 +52,7 @@ def test_squares_over_sums():
         (("lengths=[12,x]",), "number 2 is 'x'"),
         (("lengths=[12,513]",), "more than seq_len=512 has positions for"),
         (("lengths=nowhere.txt",), "lengths=nowhere.txt"),
-        (("lengths=[12,13]", "sequences_per_step=16"), "lengths= has 2, one each"),
+        (("lengths=[12,13]", "batch=16"), "batch=16 with lengths=, which has 2, one for each"),
         (("lengths=[12,13]", "batch=max"), "lengths= and batch=: "),
         (("lengths=[12,13]", "num_devices=16", "devices_per_node=8"), "lengths= on 2 nodes"),
     ],

@@ -21,6 +21,7 @@ from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.search import ORDERS, Candidates, in_other_orders
 from rpbench.mesh.software import software
+from rpbench.places import CONF
 from rpbench.workload.architecture import architecture
 
 
@@ -40,6 +41,15 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
     for count, fits in ((8, False), (16, True)):
         assert dispatch(("plan", "mesh=search", *asked, f"num_devices={count}")) == 0
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
+
+
+def test_a_search_over_meshes_refuses_devices_that_differ(tmp_path, capsys):
+    """It searched as if all were as fast as the fastest."""
+    text = (CONF / "cluster" / "8x_rtx4090.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("device_speeds: null", "device_speeds: [1,1,1,1,1,1,1,0.5]"))
+    words = (f"cluster={tmp_path / 'mine.yaml'}", "model=llama32_1b", "sequences_per_step=64")
+    assert dispatch(("plan", "mesh=search", *words)) == 2
+    assert "under a mesh, whose devices are alike" in capsys.readouterr().err
 
 
 def test_over_nodes_meshes_are_ranked(over_nodes):

@@ -115,6 +115,17 @@ def test_a_query_without_an_end_is_stopped(words, said, row, tmp_path):
         query([endless, *words, f"results_dir={tmp_path}"])
 
 
+def test_a_query_that_is_refused_is_told_where(row, tmp_path):
+    put(tmp_path, row, 0)
+    with pytest.raises(ValueError, match="shedule") as said:
+        query(["select run_id,\n shedule from runs", f"results_dir={tmp_path}"])
+    _, near, line, place = str(said.value).splitlines()
+    assert '"schedule"' in near
+    assert line.endswith("shedule from runs")
+    assert place.strip() == "^" * len("shedule")
+    assert place.index("^") == line.index("shedule")
+
+
 def exported(results, *words):
     out = io.StringIO()
     export([*words, f"results_dir={results}"], out)
@@ -137,3 +148,11 @@ def test_latex_fits_a_page_where_no_columns_are_chosen(row, tmp_path):
     assert heads.count("&") <= 7
     assert heads.startswith(r"schedule & model & num\_devices")
     assert max(map(len, cells.split("&"))) < 20  # no number with seventeen digits
+    assert "clock" not in heads
+
+
+def test_latex_says_that_times_are_slots(row, tmp_path):
+    put(tmp_path, row | {"clock": "slots", "step_time_s": 57.0}, 0)
+    _, heads, cells, _ = exported(tmp_path, "--format", "latex")
+    found = dict(zip(heads.split(" & "), cells.split(" & "), strict=True))
+    assert (found[r"step\_time\_s"], found["clock"]) == ("57", "slots")

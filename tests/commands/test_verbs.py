@@ -262,6 +262,55 @@ def test_a_plan_is_of_no_file(capsys, tmp_path, monkeypatch):
         assert "schedule_file=order.csv: nothing searches a cut for an order of a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("backend=virtual", "mode=roofline", "tuning_budget=400", "tracker=wandb"),
+        *("results_dir=elsewhere", "force=true", "save_timeline=true"),
+    ],
+)
+def test_a_plan_refuses_what_would_change_nothing(word, rpbench):
+    status, rows, err = rpbench("plan", "schedule=1f1b", "model=tiny_gpt", "num_devices=2", "cost=constant", word)
+    assert (status, rows) == (2, [])
+    assert err.splitlines()[-1].startswith(f"rpbench: {word} with plan: ")
+
+
+def test_a_timeline_that_is_shown_is_that_of_the_run(rpbench, capsys):
+    """It left out transfers and the optimizer: 3.4 s, and the run takes 3.9."""
+    words = ("schedule=1f1b", *LAYERS[1:], "num_devices=4")
+    assert dispatch(("show", *words, "format=chrome_trace")) == 0
+    events = json.loads(capsys.readouterr().out)["traceEvents"]
+    _, (row,), _ = rpbench(*words)
+    assert max(each["ts"] + each["dur"] for each in events if each["ph"] == "X") / 1e6 == pytest.approx(
+        row["makespan_s"]
+    )
+
+
+@pytest.mark.parametrize("word", ["backend=virtual", "save_timeline=true", "cost=unit"])
+def test_a_profile_refuses_what_would_change_nothing_and_slots(word, rpbench):
+    """Slots were written as milliseconds, a thousand each."""
+    status, rows, err = rpbench("profile", "model=tiny_gpt", "cost=constant", word, "out=own")
+    assert (status, rows) == (2, [])
+    assert err.splitlines()[-1].startswith(f"rpbench: {word}")
+
+
+def test_duels_and_closed_forms_say_that_they_take_no_schedule():
+    words = ("model=tiny_gpt", "num_devices=2", "schedule=zb_v")
+    for mode, key in (("duel", "contenders"), ("torch_duel", "schedules")):
+        assert f"schedule=zb_v without effect: mode.{key}= says who takes part" in load((f"mode={mode}", *words)).notes
+        assert not load((f"mode={mode}", *words[:2])).notes
+    (note,) = load(("mode=roofline", "cluster=8x_rtx4090", "num_microbatches=4", *words)).notes
+    assert note.startswith("schedule=zb_v without effect: mode=roofline has closed forms")
+
+
+@pytest.mark.parametrize("word", ["tuning_budget=400", "mode=roofline", "mode=predict"])
+def test_show_refuses_what_it_does_not_show(word, rpbench):
+    """The order of the options as given was shown in place of the one that is found."""
+    status, rows, err = rpbench("show", "schedule=1f1b", "model=tiny_gpt", "num_devices=2", word)
+    assert (status, rows) == (2, [])
+    assert f"{word} with show: " in err
+
+
 @pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])
 def test_a_folder_without_records_is_refused_before_what_draws_is_imported(words, tmp_path):
     code = "import sys; from analysis.verbs import VERBS; from rpbench.cli import dispatch, register; register(VERBS); "

@@ -98,6 +98,7 @@ def test_drawn_failures_are_of_the_seed(rpbench):
         (("mode.failures=[[1,700]]",), "failure at 700 s: the run goes from 0 to 660 s"),
         (("mode.failures=[]",), "nobody dies; name ranks and seconds"),
         (("mode.failures=[1,2]",), "a list of pairs of numbers"),
+        (("mode.failures=4",), "mode.failures=4: a list of ranks and seconds, as in [[1,30.5]]; mode.mean_between_s"),
         (("mode.failures=[[1,1]]", "mode.mean_between_s=5"), "give one of the two"),
         (("mode.failures=[[1,1]]", "mode.policy=gemini", "mode.copies=5"), "there are 4; take 1 to 4"),
         (("mode.failures=[[1,1]]", "mode.policy=oobleck"), "mode.policy=oobleck: one of checkpoint, gemini"),

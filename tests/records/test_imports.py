@@ -1,5 +1,6 @@
 """Imports: small files by hand, and files that are not what they say."""
 
+import gzip
 import json
 
 import pytest
@@ -56,6 +57,32 @@ def test_a_table_becomes_records_that_are_sound(tmp_path, capsys):
     rows = list(record.read_all(tmp_path / "r"))
     assert {row["evidence"] for row in rows} == {"measured elsewhere"}
     assert sorted(row["tokens_per_s"] for row in rows) == [1000, 1234.5]
+
+
+def test_rows_that_are_the_same_are_one_record_and_named(tmp_path, capsys):
+    source = tmp_path / "table.csv"
+    source.write_text("schedule,tokens_per_s\n1f1b,5\n1f1b,5\ngpipe,5\n1f1b,5\n")
+    assert dispatch(["import", "csv", str(source), f"results_dir={tmp_path / 'r'}"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == len(list(record.read_all(tmp_path / "r"))) == 2
+    assert "2 of 4 are the same as an earlier one and left out: line 3 as line 2, line 5 as line 2;" in err
+    source.write_text("schedule,tokens_per_s,repeat\n1f1b,5,1\n1f1b,5,2\n")
+    assert dispatch(["import", "csv", str(source), f"results_dir={tmp_path / 's'}"]) == 0
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err) == (2, "")
+
+
+def test_a_packed_trace_is_read_and_a_torn_one_refused(tmp_path, capsys, monkeypatch):
+    source = tmp_path / "host.pt.trace.json.gz"
+    source.write_bytes(gzip.compress(json.dumps({"traceEvents": KINETO}).encode()))
+    assert dispatch(["import", "kineto", str(source)]) == 0
+    assert json.loads(capsys.readouterr().out)["timeline"] == str(tmp_path / "host.pt.trace.timeline.json")
+    monkeypatch.setattr(imports, "MOST_BYTES", 300)  # of packed bytes, and of what they unpack to
+    assert dispatch(["import", "kineto", str(source)]) == 2
+    assert "unpacked more than 300 bytes" in capsys.readouterr().err
+    source.write_bytes(source.read_bytes()[:60])
+    assert dispatch(["import", "kineto", str(source)]) == 2
+    assert "cannot be unpacked" in capsys.readouterr().err
 
 
 def test_an_exported_run_becomes_a_record():

@@ -476,9 +476,9 @@ def test_a_simulation_says_what_has_no_effect_on_it(rpbench):
 
 def test_a_prediction_says_which_choices_are_those_of_the_published_run(rpbench):
     asked = ("mode=predict", "schedule=roundpipe", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic")
-    plain, other = rpbench(*asked), rpbench(*asked, "num_microbatches=7")
+    plain, other = rpbench(*asked), rpbench(*asked, "num_microbatches=7", "schedule.round_size=2")
     assert plain[1][0]["tokens_per_s"] == other[1][0]["tokens_per_s"]
-    assert "num_microbatches=7 without effect: mode=predict takes a system's published run" in other[2]
+    assert "num_microbatches=7 schedule.round_size=2 without effect: mode=predict takes a system's" in other[2]
     assert "without effect" not in plain[2]
 
 

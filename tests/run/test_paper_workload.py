@@ -39,6 +39,8 @@ def test_analytic_costs_serve_any_schedule(tmp_path):
         (["model=llama31_8b", "cluster=local"], "cluster=local has no"),
         (["model=abstract", "cluster=8x_a800"], "needs a model with a shape"),
         (["model=llama31_8b", "cluster=8x_a800", "mode.system=fsdb"], "did you mean fsdp"),
+        (["model=llama31_8b", "cluster=8x_a800", "schedule=zb_v", "mode.system=fsdp"], "which runs zero_3: leave one"),
+        (["model=llama31_8b", "cluster=8x_a800", "cluster.device_speeds=[1,1,1,1,1,1,1,0.5]"], "devices are alike"),
         (["model=llama31_8b", "cluster=8x_a800", "schedule=zb_h1"], "no system of the published tables"),
         (["model=llama31_8b", "cluster=8x_a800", "cost=unit"], "set cost=analytic"),
         (["model=llama31_8b", "cluster=8x_a800", "backend=cpu"], "mode=predict has no backend"),

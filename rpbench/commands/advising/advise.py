@@ -23,7 +23,7 @@ from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.keys import LAYERS, MOVES, check_figures
-from rpbench.config.mesh import refuse_frozen
+from rpbench.config.mesh import refuse_frozen, refuse_uneven
 from rpbench.config.request import cluster_file
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
@@ -104,7 +104,10 @@ def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
     """Why two schedules are not laid beside each other."""
     there = {row["schedule"].partition("(")[0] for row in answer["ranking"]}
     missing = [name for name in questions.compared(asked.own) if name not in there]
-    return f"{' and '.join(missing)}: no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
+    known = [f"{name}: {answer['left_out'][name]}" for name in missing if name in answer["left_out"]]
+    rest = [name for name in missing if name not in answer["left_out"]]
+    unfit = f"no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
+    return "; ".join([*known, *([f"{' and '.join(rest)}: {unfit}"] if rest else [])])
 
 
 def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
@@ -178,6 +181,7 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
         if name not in known:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(known)}; name some of these")
     refuse_frozen(model)
+    refuse_uneven(found)
     timed, framework = tuple(name for name in chosen if name in SCHEDULES), framework_in(asked)
     if not timed and other_orders(chosen, framework):
         timed = ("1f1b",)  # whose meshes the other orders take

@@ -130,7 +130,7 @@ def lengths_asked(
         raise ConfigError(f"lengths= and {question}=: the lengths are of one step on this machine; leave one out")
     if found and own.get("sequences_per_step", str(len(found))) != str(len(found)):
         asked = own["sequences_per_step"]
-        raise ConfigError(f"sequences_per_step={asked}: lengths= has {len(found)}, one each; leave it out")
+        raise ConfigError(f"batch={asked} with lengths=, which has {len(found)}, one for each; leave batch= out")
     return found
 
 

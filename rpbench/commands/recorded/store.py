@@ -38,7 +38,7 @@ _LATEX = str.maketrans(
 # What LaTeX prints where no columns are chosen: as much as a page is wide.
 _PRINTED = (
     *("schedule", "model", "num_devices", "num_microbatches"),
-    *("step_time_s", "tokens_per_s", "bubble_makespan", "staleness_steps"),
+    *("step_time_s", "clock", "tokens_per_s", "bubble_makespan", "staleness_steps"),
 )
 PACKS = "records-*.parquet"
 MOST_BYTES = 2**31  # of a pack
@@ -205,7 +205,10 @@ def _checked(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
 
 def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
     """The requested columns, or those of the usual ones that hold something."""
-    shown = names or [name for name in _PRINTED if any(row.get(name) is not None for row in rows)]
+    if not (shown := names):
+        shown = [name for name in _PRINTED if any(row.get(name) is not None for row in rows)]
+        if all(row.get("clock") != "slots" for row in rows):  # then times are seconds, as their names say
+            shown = [name for name in shown if name != "clock"]
     found = [[row.get(name) for name in shown] for row in rows]
     return latex_table(
         [shown, *([f"{each:.5g}" if isinstance(each, float) else each for each in row] for row in found)]
@@ -253,7 +256,8 @@ def query(arguments: Sequence[str]) -> list[Record]:
         except duckdb.InterruptException:
             raise ValueError(f"query: it took longer than {seconds:g} s; ask for less, or give seconds=") from None
         except duckdb.Error as error:
-            raise ValueError(f"query: {str(error).partition(chr(10))[0]}") from None
+            said = "\n".join(line for line in str(error).splitlines() if line.strip())  # names, and the place
+            raise ValueError(f"query: {said}") from None
         finally:
             ended.set()
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rpbench.advice.published_runs import simulated
+from rpbench.advice import published_runs
 from rpbench.config.choices import ConfigError, CostConfig, Predict
 from rpbench.config.keys import LAYERS, check_figures
 from rpbench.config.request import Request
@@ -25,7 +25,7 @@ def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
 
     Raises ValueError for a system without a schedule or a partition.
     """
-    found, predicted = simulated(case, cluster), predict(case, with_interval=False)
+    found, predicted = published_runs.simulated(case, cluster), predict(case, with_interval=False)
     outcome, setting, settings = found.outcome, found.setting, found.case.settings
     return {
         "status": "ok" if outcome.fits else "infeasible",
@@ -97,6 +97,17 @@ def case_of(request: Request) -> Case:
         )
     name = _SYSTEM_OF[schedule] if asked.system is None else asked.system
     system(name)  # a ValueError if it is unknown
+    runs = {published_runs.SYSTEMS[name].schedule, *(each for each, own in _SYSTEM_OF.items() if own == name)}
+    if schedule not in runs and any(word.startswith("schedule=") for word in request.overrides):
+        raise ConfigError(
+            f"schedule={schedule} with mode.system={name}, which runs {published_runs.SYSTEMS[name].schedule}: leave "
+            "one of both out"
+        )
+    if len(set(cluster.device_speeds or ())) > 1:
+        raise ConfigError(
+            f"cluster.device_speeds={list(cluster.device_speeds or ())} with mode=predict, whose devices are alike: "
+            "take null, or mode=simulate"
+        )
     settings = _settings(request, asked, name, model)
     is_timed = model.published_name is not None
     timed_on = basis_of(machine(_TIMED_ON), request.cost, request.software) if is_timed else None
