@@ -8,6 +8,7 @@ finds the least memory with which something fits where nothing does.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isqrt
 from typing import Any, Literal, NamedTuple
 
 from rpbench.advice.rows import Misfit
@@ -149,7 +150,7 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
     name = first.plan.contender.name if first else ""
     floors = [max(limit, row.plan.least_bytes if of_device else row.plan.least_host_bytes) for row in misfits]
     asked = zip(floors, misfits, strict=True)
-    for floor, row in sorted(asked, key=lambda pair: (_needs(kind, pair[1].plan), pair[0])):
+    for floor, row in sorted(asked, key=lambda pair: (pair[0], _needs(kind, pair[1].plan))):
         if clock.is_over():
             break
         if best and floor >= best:
@@ -181,7 +182,7 @@ def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, cloc
 
     top = needed(best - 1 if best else max(_needs(kind, row.plan), floor + 1))
     while top and top - floor > NEAR and not clock.is_over():
-        middle = (floor + top) // 2
+        middle = isqrt(floor * top)  # they may lie orders of magnitude apart
         less = needed(middle)
         floor, top = (floor, less) if less else (middle, top)
     return top
