@@ -206,7 +206,7 @@ def _check_adapters(model: Architecture) -> None:
     if (model.training_mode == "full") != (model.lora_rank is None):
         raise ValueError(
             f"model.training_mode={model.training_mode} with model.lora_rank={model.lora_rank}: "
-            "lora needs a rank, full takes none; set both, e.g. training_mode=lora lora_rank=32"
+            "lora needs a rank, full takes none; set both, e.g. training_mode=lora lora_rank=32 (advise: finetune=lora)"
         )
     if model.lora_rank is not None and model.frozen_layers:
         raise ValueError(
@@ -216,7 +216,8 @@ def _check_adapters(model: Architecture) -> None:
     known = list(dict.fromkeys(["all", "attention", "mlp", *(each.name for each in maps)]))
     for name in model.lora_targets:
         if model.lora_rank is None:
-            raise ValueError("model.lora_targets without adapters: set training_mode=lora and lora_rank as well")
+            way_out = "set training_mode=lora (advise: finetune=lora) and lora_rank too"
+            raise ValueError(f"model.lora_targets without adapters: {way_out}")
         if name not in known:
             raise ValueError(unknown_name("name in model.lora_targets", name, known))
     # A router has as many outputs as there are experts, often fewer than a usual rank.
