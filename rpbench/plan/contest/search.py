@@ -4,7 +4,8 @@ The search begins at the usual setting, or at the highest bound if bounds count 
 time: it tries every other value and takes the best, until no single change helps. Each setting is sketched first
 (`rpbench.plan.contest.sketch`); a promising one is timed with all its transfers over a few steps. Layers then move
 between stages one by one; if another setting is better with the cut that was found, the search goes on there. Close
-settings with other numbers of stages are searched in the same way. The finalists run as many steps as the terms say.
+settings with other numbers of stages are searched in the same way; where both directions are cut apart, near numbers
+of either are tried. The finalists run as many steps as the terms say.
 Every contender has the same budget of timelines. With a time limit, recomputation comes first.
 """
 
@@ -179,7 +180,7 @@ class Search(Trials):
             self.tried[setting] = known
 
     def move_layers(self) -> None:
-        """Move single layers of the best plan, to distant stages too, unless a climb has ended with it."""
+        """Try other numbers of stages; then move single layers, to distant stages too, unless a climb ended there."""
         self.try_other_counts()
         if self.best().timed.fits:
             self._other_chunks(self.best().setting)
