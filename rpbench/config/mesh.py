@@ -115,12 +115,14 @@ def refuse_frozen(model: Architecture | None) -> None:
         )
 
 
-def refuse_uneven(machine: Machine) -> None:
+def refuse_uneven(
+    machine: Machine, where: str = "under a mesh", way_out: str = "one host and leave the mesh out"
+) -> None:
     """Refuse devices of unequal speed, which are modelled for one pipeline alone."""
     if len(set(machine.device_speeds or ())) > 1:
         raise ConfigError(
-            f"cluster.device_speeds={list(machine.device_speeds or ())} under a mesh, whose devices are alike: take "
-            "null, or one host and leave the mesh out"
+            f"cluster.device_speeds={list(machine.device_speeds or ())} {where}, whose devices are alike: take null, "
+            f"or {way_out}"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from rpbench.advice import published_runs
 from rpbench.config.choices import ConfigError, CostConfig, Predict
 from rpbench.config.keys import LAYERS, check_figures
+from rpbench.config.mesh import refuse_uneven
 from rpbench.config.request import Request
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine, machine
@@ -103,11 +104,7 @@ def case_of(request: Request) -> Case:
             f"schedule={schedule} with mode.system={name}, which runs {published_runs.SYSTEMS[name].schedule}: leave "
             "one of both out"
         )
-    if len(set(cluster.device_speeds or ())) > 1:
-        raise ConfigError(
-            f"cluster.device_speeds={list(cluster.device_speeds or ())} with mode=predict, whose devices are alike: "
-            "take null, or mode=simulate"
-        )
+    refuse_uneven(cluster, "with mode=predict", "mode=simulate")
     settings = _settings(request, asked, name, model)
     is_timed = model.published_name is not None
     timed_on = basis_of(machine(_TIMED_ON), request.cost, request.software) if is_timed else None
