@@ -16,8 +16,8 @@ from rpbench.ir.partition import symmetric
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plan_search.plans import Space
-from rpbench.mesh.plan_search.search import Prediction
+from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.search import ORDERS, Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
@@ -35,7 +35,12 @@ EXPORTS: Mapping[str, str] = _FRAMEWORKS["exports"]
 SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
 CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
 # Plans without a pipeline by what their replicas share, as one host names them.
-ALONE = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
+ALONE: Mapping[Sharded, str] = {
+    "none": "data_parallel",
+    "optimizer": "zero_1",
+    "gradients": "zero_2",
+    "parameters": "zero_3",
+}
 WORK = (
     "kernels",
     "recompute",
@@ -275,22 +280,39 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
     return tuple(found) or (HERE,)
 
 
-def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
-    """The space of a search over meshes whose plan a framework is to run; None: any framework.
+def other_orders(names: Sequence[str] | None, framework: str | None) -> tuple[str, ...]:
+    """The orders without a closed form among the names (None: all) that a framework runs (None: any)."""
+    asked = (name for name in ORDERS if names is None or name in names)
+    return tuple(name for name in asked if framework is None or framework in runs_in(name))
+
+
+def space_of(names: Sequence[str] | None, framework: str | None = None) -> Space:
+    """The space of a search over meshes for these methods (None: all), to be run by a framework (None: any).
 
     Raises:
-        ValueError: if it runs none of the schedules.
+        ValueError: if it runs none of them.
     """
-    if name is None:
-        return Space(schedules=schedules)
-    alone = name == "FSDP2"  # no pipeline: an order of one rank
-    chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
-    if name not in SHARES or not chosen:
-        raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
-    cuts = name in CUTS_LAYERS
-    refuses = torchtitan_refuses if name == "torchtitan" else None
-    shared, most = tuple(SHARES[name]), 8 if cuts else 1
-    return Space(schedules=chosen, shared=shared, max_tensor=most, cuts_experts=cuts, refuses=refuses)
+    schedules = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
+    alone = tuple(
+        shared
+        for shared, name in ALONE.items()
+        if names is None or name in names or (shared == "none" and "megatron_tp" in names)
+    )
+    found = Space()
+    if framework is not None:
+        alone = tuple(shared for shared in alone if shared in SHARES.get(framework, ()))
+        schedules = tuple(name for name in schedules if framework in runs_in(name))
+        found = Space(
+            shared=tuple(SHARES.get(framework, found.shared)),
+            max_tensor=found.max_tensor if framework in CUTS_LAYERS else 1,
+            cuts_experts=framework in CUTS_LAYERS,
+            refuses=torchtitan_refuses if framework == "torchtitan" else None,
+        )
+    if not schedules and other_orders(names, framework):
+        schedules = ("1f1b",)  # whose meshes the other orders take
+    if framework is not None and not schedules and not alone:
+        raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
+    return replace(found, schedules=schedules, without_pipeline=alone)
 
 
 def command_of_mesh(job: Job) -> str:

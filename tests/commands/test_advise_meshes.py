@@ -72,6 +72,39 @@ def test_methods_without_a_pipeline_are_named_alike_on_one_host_and_over_nodes(o
     assert {row["schedule"] for row in host} == {"zero_3", "data_parallel"}
 
 
+@pytest.mark.parametrize("name", ["data_parallel", "zero_1", "zero_2", "zero_3", "1f1b", "gpipe", "zb_v"])
+def test_a_method_that_is_asked_for_over_nodes_has_its_own_rows_alone(name, over_nodes):
+    """In a list and in a comparison; its best row is that of the whole ranking."""
+    every = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())["ranking"]
+    best = next(row for row in every if row["schedule"] == name)
+    found = advise_on([*EIGHT_LAYERS, *NODES, f"schedules={name}"], io.StringIO())["ranking"]
+    assert {row["schedule"] for row in found} == {name}
+    assert found[0]["tokens_per_s"] >= best["tokens_per_s"]
+    other = "interleaved_1f1b"
+    answer = advise_on([*EIGHT_LAYERS, *NODES, f"compare={other},{name}"], io.StringIO())
+    assert sorted(row["schedule"] for row in answer["ranking"]) == sorted([other, name])
+    assert answer["comparison"]["b"]["label"].startswith(name)
+    for row in answer["ranking"]:
+        assert (row["options"]["pipeline"] > 1) is not row["schedule"].startswith(("zero", "data"))
+
+
+def test_limits_over_nodes_are_those_of_each_method():
+    answer = advise_on([*EIGHT_LAYERS, *NODES, "max_seq_len=yes"], io.StringIO())
+    found = {row["schedule"]: row["command"] for row in answer["limits"]}
+    assert {"1f1b", "gpipe", "data_parallel", "zero_1", "zero_2", "zero_3"} <= found.keys()
+    for name, command in found.items():
+        assert ("mesh.pipeline=" in command) is not name.startswith(("zero", "data"))
+
+
+def test_one_host_has_zero_1_beside_others():
+    words = [*SMALL[:-1], *TWO_L40S, "seconds=1"]
+    found = advise_on([*words, "schedules=zero_1,zero_2"], io.StringIO())["ranking"]
+    assert {row["schedule"] for row in found} == {"zero_1", "zero_2"}
+    for asked in ("zero_1", "zero_1 max_seq_len=yes"):
+        with pytest.raises(ValueError, match="schedules=zero_1: one host has it beside others only"):
+            advise_on([*words, *f"schedules={asked}".split()], io.StringIO())
+
+
 def test_rows_of_nodes_and_of_one_host_have_the_same_fields(over_nodes, two_cards):
     assert two_cards.keys() - over_nodes.keys() == set()
     for row in over_nodes["ranking"]:

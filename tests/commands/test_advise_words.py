@@ -24,7 +24,7 @@ WRONG = [
     ((*TWO_CARDS, "tokens=1e9"), "add deadline_days="),
     ((*TWO_CARDS, "deadline_days=0", "tokens=1e9"), "deadline_days=0: a number above 0"),
     ((*FOUR_L40S, "model=llama31_8b", "deadline_days=3", "tokens=1e9"), "usd_per_device_hour= is missing"),
-    ((*EIGHT_LAYERS, *NODES, "compare=fsdp,roundpipe"), "a search over meshes has fsdp, 1f1b"),
+    ((*EIGHT_LAYERS, *NODES, "compare=fsdp,roundpipe"), "compare=roundpipe: a search over meshes has 1f1b"),
     (("model=nowhere/config.json", *FOUR_L40S), "nothing is downloaded"),
     (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
     (("model=" + 300 * "a", *FOUR_L40S), "unknown model 'aaa"),

@@ -289,12 +289,25 @@ def test_states_are_shared_with_somebody_and_held_for_long_by_no_pipeline():
     }
 
 
+@pytest.mark.parametrize("schedules", [(), ("1f1b",), ("gpipe", "zb_h1")])
+@pytest.mark.parametrize("alone", [(), ("none",), ("gradients", "parameters")])
+def test_plans_without_a_pipeline_share_what_is_asked_for(schedules, alone):
+    if not schedules and not alone:
+        with pytest.raises(ValueError, match="no mesh of 8 devices"):
+            plans_of(schedules=schedules, without_pipeline=alone)
+        return
+    plans = plans_of(schedules=schedules, without_pipeline=alone, max_tensor=8)
+    piped = plans.pipeline > 1
+    assert {SHARDED[number] for number in plans.shared[~piped]} == set(alone)
+    assert {plans.schedules[number] for number in plans.schedule[piped]} == set(schedules)
+
+
 def test_chunks_are_those_for_which_there_are_layers():
-    plans = plans_of(schedules=("interleaved_1f1b",), shared=("none",))
+    plans = plans_of(schedules=("interleaved_1f1b",), shared=("none",), without_pipeline=())
     found = {(p, v) for p, v in zip(plans.pipeline.tolist(), plans.chunks.tolist(), strict=True)}
     assert found == {(2, 2), (2, 3), (2, 4), (4, 2)}
     plans = plans_of(schedules=("interleaved_1f1b",), shared=("none",), max_chunks=2)
-    assert set(plans.chunks.tolist()) == {2}
+    assert set(zip((plans.pipeline > 1).tolist(), plans.chunks.tolist(), strict=True)) == {(True, 2), (False, 1)}
 
 
 def test_what_fits_leaves_bytes_after_the_reserve_and_the_fragments():

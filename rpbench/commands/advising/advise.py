@@ -12,11 +12,11 @@ from typing import Any, TextIO
 from rpbench.advice import model_source
 from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.ranking import advise
-from rpbench.advice.rows import leads_of, space_of_framework
+from rpbench.advice.rows import ALONE, leads_of, other_orders, space_of
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, around, lengths_asked, timed_again
-from rpbench.commands.advising.advise_meshes import OnHost, advise_nodes, beside, on_host, other_orders
+from rpbench.commands.advising.advise_meshes import OnHost, advise_nodes, beside, on_host
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.advising.advise_words import Asked, count_in, framework_in, read_asked, schedules_in, seq_len_in
 from rpbench.commands.recorded.explain import print_explanation
@@ -29,7 +29,7 @@ from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
 from rpbench.mesh.job import Job
-from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.plans import SCHEDULES
 from rpbench.mesh.plan_search.search import ORDERS
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.plans import Budget
@@ -121,10 +121,12 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
         return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
 
     if cluster.num_nodes > 1:
-        limits = questions.node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
+        _check_meshes(cluster, model, asked, ())
+        names = schedules_in(asked) or (*SCHEDULES, *ALONE.values())
+        limits = questions.node_limits(model, cluster, question, names, framework_in(asked), sequences, longest)
     else:
         check_figures(cluster, ON_HOST, "advise")
-        limits = questions.host_limits(terms_at, question, schedules_in(asked), longest)
+        limits = questions.host_limits(terms_at, question, _contenders(schedules_in(asked)), longest)
     rows = [questions.limit_row(limit, question, terms_at) for limit in limits]
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
@@ -153,39 +155,41 @@ def _plans(answer: dict[str, Any]) -> list[Any]:
 
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     """The fastest meshes of a model on nodes."""
-    space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
-    names, compared = schedules_in(asked), questions.compared(asked.own) if "compare" in asked.own else None
-    others = () if compared else other_orders(names, framework_in(asked))
-    search = partial(advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, others=others)
-    spaces = questions.mesh_spaces(compared, space) if compared else [space]
-    answers = [search(space=each, names=names, words=words) for each in spaces]
+    framework, words = framework_in(asked), [f"{name}={value}" for name, value in asked.words().items()]
+    compared = questions.compared(asked.own) if "compare" in asked.own else None
+    _check_meshes(found, model, asked, (*ORDERS, "megatron_tp"))
+    search = partial(advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, words=words)
+    # each of two compared has its own search: the best of one would leave no place for the other
+    wanted = [(name,) for name in compared] if compared else [schedules_in(asked)]
+    answers = [
+        search(space=space_of(names, framework), names=names, others=other_orders(names, framework)) for names in wanted
+    ]
     answer = answers[0]
-    if compared:  # each has its own search: the best of one would leave no place for the other
-        both = zip(answers, compared, strict=True)
-        rows = [row | {"schedule": name} for each, name in both for row in each["ranking"][:1]]
+    if compared:
+        rows = [row for each in answers for row in each["ranking"][:1]]
         answer["ranking"] = sorted(rows, key=lambda row: -row["tokens_per_s"])
         answer["does_not_fit"] = [row for each in answers for row in each["does_not_fit"]]
+        answer["left_out"] = {name: why for each in answers for name, why in each["left_out"].items()}
     return _runnable(answer, model, found, asked)
 
 
-def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
-    """The space of a search over meshes."""
+def _check_meshes(found: Machine, model: Architecture, asked: Asked, further: Sequence[str]) -> None:
+    """ConfigError if meshes of this model are not searched on this machine, or a name is no method of such a search.
+
+    `further` are its methods beside those with closed forms.
+    """
     if found.gpu is None and not found.rates:
         raise ConfigError(
             f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
             "known, such as cluster=dgx_h100 or gpu=l40s, or measure them: rpbench calibrate ranks=2"
         )
-    chosen = schedules_in(asked) or SCHEDULES
-    known = SCHEDULES if questions.question_of(asked.own) in ("max_seq_len", "batch") else (*SCHEDULES, *ORDERS)
-    for name in chosen:
+    known = (*SCHEDULES, *further, *ALONE.values())
+    key = "compare" if "compare" in asked.own else "schedules"
+    for name in questions.methods(key, asked.own[key]) if key in asked.own else ():
         if name not in known:
-            raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(known)}; name some of these")
+            raise ConfigError(f"{key}={name}: a search over meshes has {', '.join(known)}; name some of these")
     refuse_frozen(model)
     refuse_uneven(found)
-    timed, framework = tuple(name for name in chosen if name in SCHEDULES), framework_in(asked)
-    if not timed and other_orders(chosen, framework):
-        timed = ("1f1b",)  # whose meshes the other orders take
-    return space_of_framework(framework, timed)
 
 
 def _seconds(asked: Asked) -> float:
@@ -308,7 +312,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         advise,
         terms,
         basis,
-        names=names,
+        names=_contenders(names),
         budget=BUDGET,
         processes=processes,
         late=asked.own.get("late") == "yes" or "compare" in asked.own,
@@ -335,6 +339,14 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         answer |= questions.smallest_change(found.does_not_fit, terms, seconds)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
+
+
+def _contenders(names: Sequence[str] | None) -> Sequence[str] | None:
+    """The names (None: all) without ZeRO-1, which one host has in compositions; ConfigError if none is left."""
+    found = names and [name for name in names if name != ALONE["optimizer"]]
+    if names and not found:
+        raise ConfigError(f"schedules={names[0]}: one host has it beside others only; name some, such as zero_1,zero_2")
+    return found
 
 
 def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from math import exp, log
 from typing import Any, NamedTuple
 
 from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
-from rpbench.advice.rows import ALONE, mesh_misfit, mesh_name, mesh_row, parameters, runs_in, space_of_framework
+from rpbench.advice.rows import mesh_misfit, mesh_name, mesh_row, other_orders, parameters, space_of
 from rpbench.config.mesh import refuse_frozen
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
@@ -19,7 +19,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
 from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
+from rpbench.mesh.plan_search.plans import SPLIT, Space
 from rpbench.mesh.plan_search.search import (
     ORDERS,
     Candidates,
@@ -38,7 +38,7 @@ from rpbench.workload.architecture import Architecture
 REACH = exp(0.2 * NORMAL)
 SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
 NUM_SIMULATED = 36
-NO_MESH = "no pipeline of it was found that divides, fits and is short enough to be simulated"
+NO_MESH = "no plan of it was found that divides, fits and is short enough to be simulated"
 FEW = 4  # simulated meshes for another order, where only the fastest counts
 BETWEEN = "links between nodes twice as fast"
 _CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
@@ -60,7 +60,7 @@ def advise_nodes(
     global_batch: int,  # sequences of a step
     space: Space,
     others: Sequence[str],  # further orders, timed on the meshes that are found
-    names: Sequence[str] | None,  # requested schedules; None: all of the space, and `others`
+    names: Sequence[str] | None,  # requested methods; None: all of the space, and `others`
     words: Sequence[str],  # of the command line
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data; ValueError if nothing divides.
@@ -94,11 +94,10 @@ def advise_nodes(
             "change": nothing.change.plain(),
         }
     every = [*found.best, *in_other_orders(found.best, others)]
-    if names is not None:
-        every = [each for each in every if each.job.mesh.pipeline == 1 or each.job.schedule in names]
+    every = [each for each in every if names is None or mesh_name(each.job) in names]
     every.sort(key=lambda each: each.step_time_s)
-    there = {each.job.schedule for each in every if each.job.mesh.pipeline > 1}
-    asked = [name for name in (*space.schedules, *others) if names is None or name in names]
+    there = {mesh_name(each.job) for each in every}
+    asked = names or (*space.schedules, *others)
     about |= {
         "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
         "does_not_fit": [],
@@ -179,22 +178,13 @@ def on_host(
         return "nobody knows the collectives of this machine"
     if has_engine(machine.measured):
         return "layers were timed on this machine, and their shards were not"
-    chosen = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
-    if names and not {"megatron_tp", *ALONE.values(), *ORDERS}.isdisjoint(names):  # who has no pipeline, or takes its
-        chosen = tuple(dict.fromkeys((*chosen, "1f1b")))
     try:
         refuse_frozen(terms.model)
-        space = space_of_framework(framework, chosen)
+        space = space_of(names, framework)
     except ValueError as error:
         return str(error)
     question = Question(terms.model, machine, software(DEFAULT), terms.model.seq_len, terms.sequences_per_step)
     return OnHost(question, replace(space, alone=False), other_orders(names, framework))
-
-
-def other_orders(names: Sequence[str] | None, framework: str | None) -> tuple[str, ...]:
-    """The further orders among the names (None: all) that a framework runs, if one is given."""
-    asked = (name for name in ORDERS if names is None or name in names)
-    return tuple(name for name in asked if framework is None or framework in runs_in(name))
 
 
 def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any]:

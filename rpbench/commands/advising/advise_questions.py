@@ -8,14 +8,14 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
-from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
+from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, space_of
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
 from rpbench.explain.side import Side, Work
 from rpbench.explain.split import explain
 from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.search import NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.places import file_of
@@ -123,34 +123,28 @@ def question_of(own: Mapping[str, str]) -> str | None:
     return asked[0] if asked else None
 
 
+def methods(key: str, text: str) -> tuple[str, ...]:
+    """The methods that a key names, with commas between; ConfigError for an unknown one."""
+    names = tuple(ALSO.get(name, name) for name in text.split(","))
+    if "" in names:
+        raise ConfigError(f"{key}={text}: names with a comma between two, such as {key}=1f1b,zb_v")
+    for name in names:
+        if name not in ALONE.values():
+            entry(name)  # refuses an unknown name
+    return names
+
+
 def compared(own: Mapping[str, str]) -> tuple[str, str]:
     """The schedules of `compare=A,B`; ConfigError for other than two names."""
-    names = [ALSO.get(name, name) for name in own["compare"].split(",")]
-    if len(names) != 2 or "" in names or names[0] == names[1]:
+    names = methods("compare", own["compare"])
+    if len(names) != 2 or names[0] == names[1]:
         raise ConfigError(f"compare={own['compare']}: two schedules with a comma between, as in compare=fsdp,roundpipe")
     if "schedules" in own:
         raise ConfigError(f"schedules={own['schedules']}: compare= names the schedules; leave it out")
-    for name in names:
-        entry(name)  # refuses an unknown name
     return names[0], names[1]
 
 
 # --- two contenders ------------------------------------------------------------------------------------------
-
-
-def mesh_spaces(names: tuple[str, str], space: Space) -> list[Space]:
-    """The space of a mesh search for each of two compared schedules; ConfigError for a schedule that it lacks."""
-    found = []
-    for name in names:
-        if name == "zero_3":
-            found.append(replace(space, schedules=("1f1b",), shared=("parameters",)))
-        elif name in SCHEDULES:
-            found.append(replace(space, schedules=(name,)))
-        else:
-            raise ConfigError(
-                f"compare={name}: a search over meshes has fsdp, {', '.join(SCHEDULES)}; name two of these"
-            )
-    return found
 
 
 def comparison(answer: Mapping[str, Any], names: tuple[str, str], model: Architecture, machine: Machine) -> Any:
@@ -196,14 +190,24 @@ def _steps(question: str, longest: int | None) -> tuple[int, int]:
 
 
 def node_limits(
-    model: Architecture, machine: Machine, question: str, space: Space, batch: int, longest: int | None
+    model: Architecture,
+    machine: Machine,
+    question: str,
+    names: Sequence[str],
+    framework: str | None,
+    batch: int,
+    longest: int | None,
 ) -> Iterator[Limit]:
-    """The limit of every schedule over nodes; arguments as of `host_limits`."""
+    """The limit of every method over nodes that a framework runs (None: any); other arguments as of `host_limits`."""
     of_length = question == "max_seq_len"
-    for name in space.schedules:
+    for name in names:
+        try:
+            space = space_of((name,), framework)
+        except ValueError:
+            continue
 
-        def held(value: int, name: str = name) -> Any:
-            own = replace(space, schedules=(name,), sequences=(1 if of_length else value,))
+        def held(value: int, space: Space = space) -> Any:
+            own = replace(space, sequences=(1 if of_length else value,))
             length, sequences = (value, batch) if of_length else (model.seq_len, value * machine.size)
             try:
                 found = search(Question(model, machine, software(DEFAULT), length, sequences), own, 1)

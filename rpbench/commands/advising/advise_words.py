@@ -7,13 +7,13 @@ from functools import cached_property
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES, USUAL_RANK, config_path, context_in
 from rpbench.advice.rows import FRAMEWORKS
-from rpbench.commands.advising.advise_questions import ALSO, BESIDES, QUESTIONS
+from rpbench.commands.advising.advise_questions import BESIDES, QUESTIONS, methods
 from rpbench.commands.usages import usage
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.request import Request, load
 from rpbench.places import file_of
-from rpbench.registry import entry, unknown_name
+from rpbench.registry import unknown_name
 from rpbench.untrusted import whole
 from rpbench.workload.architecture import FAMILIES, model_keys, unknown_key
 
@@ -131,14 +131,7 @@ def count_in(asked: Asked, name: str, usual: int) -> int:
 def schedules_in(asked: Asked) -> tuple[str, ...] | None:
     """Schedules that the request names; None for all."""
     text = asked.own.get("schedules")
-    if text is None:
-        return None
-    names = [ALSO.get(name, name) for name in text.split(",")]
-    if "" in names:
-        raise ConfigError(f"schedules={text}: names with a comma between two, such as schedules=1f1b,zb_v")
-    for name in names:
-        entry(name)  # refuses an unknown name
-    return tuple(names)
+    return None if text is None else methods("schedules", text)
 
 
 def seq_len_in(asked: Asked) -> int:

@@ -47,6 +47,7 @@ class Space:
     recomputes: tuple[Recompute, ...] = ("fitting",)  # it is as fast as none where all fits, and as small as full
     schedules: tuple[str, ...] = SCHEDULES
     shared: tuple[Sharded, ...] = SHARDED
+    without_pipeline: tuple[Sharded, ...] = SHARDED  # what replicas may share where there is no pipeline
     max_chunks: int = 8  # on a device
     alone: bool = True  # whether plans that are one pipeline, or replicas of all layers, and nothing else take part
     # of a model, tensor, expert, expert_tensor, and devices that share parameters: why a framework takes no such cut
@@ -122,7 +123,7 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
         )
     columns = np.concatenate(rows).T
     even = np.full(columns.shape[1], EVEN)
-    return Plans(tuple(inners), space.schedules, *map(np.ascontiguousarray, (*columns, even)))
+    return Plans(tuple(inners), _orders(space), *map(np.ascontiguousarray, (*columns, even)))
 
 
 def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[Inner]:
@@ -146,18 +147,29 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
         microbatches, left = divmod(global_batch, data * inner.sequences)
         if rest or left or not microbatches or data * inner.context * inner.tensor % inner.expert:
             continue
-        for (number, name), shared in product(enumerate(space.schedules), range(len(SHARDED))):
+        for (number, name), shared in product(enumerate(_orders(space)), range(len(SHARDED))):
+            if not _is_asked(space, name, SHARDED[shared], pipeline):
+                continue
             if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARDED[shared] != "optimizer":
                 continue  # contenders cover these plans, except with ZeRO-1
             sharing = inner.context * inner.tensor * (1 if SHARDED[shared] == "none" else data)
             if space.refuses is not None and space.refuses(inner.tensor, inner.expert, 1, sharing):
                 continue
-            if SHARDED[shared] in space.shared and _sensible(SHARDED[shared], data * inner.context, pipeline):
+            if _sensible(SHARDED[shared], data * inner.context, pipeline):
                 found += [
                     (pipeline, data, chunks, microbatches, number, shared)
                     for chunks in _chunks(name, pipeline, layers, microbatches, inner, space)
                 ]
     return np.array(found, np.int64).reshape(-1, 6)
+
+
+def _orders(space: Space) -> tuple[str, ...]:
+    """The orders of a space's plans; one rank alone has that of 1F1B."""
+    return (*space.schedules, *(["1f1b"] if space.without_pipeline and "1f1b" not in space.schedules else []))
+
+
+def _is_asked(space: Space, name: str, shared: Sharded, pipeline: int) -> bool:
+    return shared in space.shared and (name in space.schedules if pipeline > 1 else shared in space.without_pipeline)
 
 
 def _sensible(shared: Sharded, replicas: int, pipeline: int) -> bool:
