@@ -18,7 +18,7 @@ from rpbench.mesh.layers.layer_seconds import Seconds, Setting
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory, fitted, mesh_sizes
-from rpbench.mesh.ordered_step import layered, scatter_layers, simulate_step, with_rest
+from rpbench.mesh.ordered_step import exchange_alone, layered, scatter_layers, simulate_step, with_rest
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
@@ -47,14 +47,16 @@ def mesh_times(job: Job, options: Mapping[str, Any] | None = None) -> LayerTimes
 
 def exact_terms(job: Job) -> Terms:
     """Seconds of a step by cause; the pipeline and the exchanges of its replicas are simulated."""
-    if job.mesh.pipeline == 1:
-        return with_rest(job, layered(job).terms, ends_together=True) if scatter_layers(job) else step_terms(job)
+    if scatter_layers(job):
+        return with_rest(job, layered(job).terms, ends_together=True)
+    if exchange_alone(job):
+        return step_terms(job)
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     found = simulate_step(job, order, costs, counts_layers=True).terms
     jitter = found.pop("jitter", 0.0)
     rest = {name: found.pop(name) for name in ("data", "tied", "optimizer", "fixed")}
-    return {**rest, "pipeline": sum(found.values()), "jitter": jitter}
+    return {**rest, "work" if job.mesh.pipeline == 1 else "pipeline": sum(found.values()), "jitter": jitter}
 
 
 def problem_of(job: Job) -> Problem:

@@ -236,6 +236,14 @@ def test_a_plain_run_of_replicas_takes_what_their_search_says(shard):
     )
 
 
+def test_one_rank_of_shards_takes_what_its_search_says():
+    """No replicas: a closed form would also look up tokens, for which no simulated stage has a time."""
+    words = ("schedule=1f1b", "model=mixtral_8x7b", "cluster=8x_mi300x", "num_devices=8", "num_microbatches=2")
+    request = load([*words, "mesh.tensor=8", "mesh.expert=8", "mesh.sequence_parallel=true", "mesh.shard=none"])
+    found = prepare(request).carry_out().fields["step_time_s"]
+    assert found == pytest.approx(sum(exact_terms(job_of(request, request.mesh)).values()), rel=1e-12)
+
+
 @pytest.mark.parametrize("shard", ["gradients", "parameters"])
 def test_replicas_that_scatter_layer_by_layer_take_about_what_their_closed_forms_say(shard):
     found = job(Mesh(data=8, sharing=Sharing(shard)))
