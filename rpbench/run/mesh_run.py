@@ -118,7 +118,7 @@ def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcom
         "tokens_per_s": None,
         "weight_versions": step.versions.max_live,
         "staleness_steps": step.versions.max_staleness,
-        "peak_memory_bytes": [round(sum(classes.values())) for classes in memory],
+        "peak_memory_bytes": [sum(map(round, classes.values())) for classes in memory],
         "fullest_rank": most.rank,
         "memory_bytes": {name: round(value) for name, value in most.classes.items()},
         "verdict": found.answer,
