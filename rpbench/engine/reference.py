@@ -296,9 +296,9 @@ class _Microbatch:
             losses.append(loss)
             leaves.append(used)
         wanted = [(part, place) for part, used in enumerate(leaves) for place in used]
-        slopes = None if self.scale is None else [torch.full_like(loss, self.scale) for loss in losses]
+        grads = None if self.scale is None else [torch.full_like(loss, self.scale) for loss in losses]
         inputs = [leaves[part][place] for part, place in wanted]
-        found = torch.autograd.grad(losses, inputs, slopes, allow_unused=True)
+        found = torch.autograd.grad(losses, inputs, grads, allow_unused=True)
         gradients: list[Tensors] = [{} for _ in leaves]
         for (part, place), value in zip(wanted, found, strict=True):
             if value is not None:
@@ -315,15 +315,15 @@ class _Microbatch:
             for module in range(self.last):
                 kept[module] = x
                 x, _ = self._run(range(module, module + 1), x, self.past.forward)
-        loss, slope, gradients = self._differentiate(range(self.last, self.last + 1), x, self.past.forward, None)
+        loss, grad, gradients = self._differentiate(range(self.last, self.last + 1), x, self.past.forward, None)
         for stage in reversed(layout.backward):
             for piece in reversed(pieces(range(stage.start, min(stage.stop, self.last)), self.past.reads.grain)):
-                _, slope, found = self._differentiate(piece, kept[piece.start], self.past.backward, slope)
+                _, grad, found = self._differentiate(piece, kept[piece.start], self.past.backward, grad)
                 gradients |= found
         return float(loss.detach()), [gradients]
 
     def _differentiate(
-        self, modules: range, x: torch.Tensor, weights_of: WeightsOf, slope: torch.Tensor | None
+        self, modules: range, x: torch.Tensor, weights_of: WeightsOf, grad: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Tensors]:
         """Output, gradient of the input and gradients of the weights of some modules."""
         start = x.detach().requires_grad_(x.is_floating_point())
@@ -331,7 +331,7 @@ class _Microbatch:
         wanted = [*leaves.values(), *([start] if start.requires_grad else [])]
         if not wanted or not end.requires_grad:
             return end, None, {}
-        found = torch.autograd.grad(end, wanted, slope, allow_unused=True)
+        found = torch.autograd.grad(end, wanted, grad, allow_unused=True)
         return end, found[-1] if start.requires_grad else None, present(leaves, found)
 
     def _run(

@@ -35,10 +35,10 @@ def graph_of(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run, *
 def check_same(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run) -> list[str]:
     """Both ways give the same bits; returns the weights whose gradient was put off."""
     whole = graph_of(leaves, start, run, splits=False)
-    slope = torch.randn(whole.end.shape, dtype=whole.end.dtype, generator=torch.Generator().manual_seed(1))
-    below, gradients = backward(whole, slope)
+    grad = torch.randn(whole.end.shape, dtype=whole.end.dtype, generator=torch.Generator().manual_seed(1))
+    below, gradients = backward(whole, grad)
     halves = graph_of(leaves, start, run, splits=True)
-    below_too, rest = input_gradient(halves, slope)
+    below_too, rest = input_gradient(halves, grad)
     put_off = sorted(name for _, name in rest.places.values())
     assert not {name for _, name in rest.gradients} & set(put_off)
     found = weight_gradients(rest)
@@ -48,7 +48,7 @@ def check_same(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run)
         assert found[place].dtype == gradients[place].dtype
     assert (below is None) == (below_too is None)
     assert below is None or torch.equal(below, below_too)
-    fused, again = backward(graph_of(leaves, start, run, splits=True), slope)
+    fused, again = backward(graph_of(leaves, start, run, splits=True), grad)
     assert fused is None or torch.equal(fused, below)
     assert all(torch.equal(again[place], gradients[place]) for place in gradients)
     return put_off

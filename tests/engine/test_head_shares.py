@@ -75,7 +75,7 @@ def test_a_share_that_is_left_out_shows(monkeypatch):
     leave = HeadShards.leave
 
     def without_the_first(self, segment):
-        self._slopes[segment][0].zero_()
+        self._grads[segment][0].zero_()
         return leave(self, segment)
 
     monkeypatch.setattr(HeadShards, "leave", without_the_first)

@@ -176,12 +176,12 @@ def sees_data_swapped_after_forward(module: nn.Module) -> bool:
     """Whether a backward whose parameters' `.data` was replaced after the forward gives another input gradient."""
     torch.manual_seed(0)
     x = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
-    slope = torch.randn(3, 16, dtype=torch.float64)
-    (expected,) = torch.autograd.grad(module(x), x, slope)
+    grad = torch.randn(3, 16, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(module(x), x, grad)
     end = module(x)
     for parameter in module.parameters():
         parameter.data = parameter.data + 1.0
-    (found,) = torch.autograd.grad(end, x, slope)
+    (found,) = torch.autograd.grad(end, x, grad)
     return not torch.equal(found, expected)
 
 
@@ -196,14 +196,14 @@ def test_version_tensors_are_what_backward_reads(name):
     module = OPERATORS[name]()
     torch.manual_seed(0)
     x = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
-    slope = torch.randn(3, 16, dtype=torch.float64)
+    grad = torch.randn(3, 16, dtype=torch.float64)
     old = {key: value.detach().clone().requires_grad_() for key, value in module.named_parameters()}
     end = functional_call(module, old, (x,))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.data = parameter + 1.0
-    found = torch.autograd.grad(end, [x, *old.values()], slope)
-    expected = torch.autograd.grad(functional_call(module, old, (x,)), [x, *old.values()], slope)
+    found = torch.autograd.grad(end, [x, *old.values()], grad)
+    expected = torch.autograd.grad(functional_call(module, old, (x,)), [x, *old.values()], grad)
     assert all(map(torch.equal, found, expected))
 
 

@@ -36,11 +36,11 @@ def layer_of(model: Architecture):
     return layer
 
 
-def gradients(layer, x, slope):
+def gradients(layer, x, grad):
     """Output, gradient of the input, and of every trained parameter by name."""
     named = {name: tensor for name, tensor in layer.named_parameters() if tensor.requires_grad}
     output = layer(x)
-    below, *found = torch.autograd.grad(output, [x, *named.values()], slope)
+    below, *found = torch.autograd.grad(output, [x, *named.values()], grad)
     return output.detach(), below, dict(zip(named, found, strict=True))
 
 
@@ -48,10 +48,10 @@ def gradients(layer, x, slope):
 @pytest.mark.parametrize("name", MODELS)
 def test_shares_add_up_to_the_whole_layer(name, num_shards):
     layer, generator = layer_of(MODELS[name]), torch.Generator().manual_seed(1)
-    x, slope = (torch.randn(2, 5, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+    x, grad = (torch.randn(2, 5, 16, generator=generator, dtype=torch.float64) for _ in range(2))
     x.requires_grad_()
-    output, below, whole = gradients(layer, x, slope)
-    found, found_below, parts = gradients(cut_layer(layer, num_shards), x, slope)
+    output, below, whole = gradients(layer, x, grad)
+    found, found_below, parts = gradients(cut_layer(layer, num_shards), x, grad)
     joined = joined_tensors(parts)
     assert joined.keys() == whole.keys()
     pairs = [(found, output), (found_below, below), *((joined[each], whole[each]) for each in whole)]
@@ -108,11 +108,7 @@ def test_cutting_leaves_the_layer_as_it_was():
 @pytest.mark.parametrize(
     "model, num_shards, message",
     [
-        (
-            GPT,
-            3,
-            r"3 devices: .* has 4 heads, 4 KV heads, 64 values inside its MLP; take num_devices from 2, 4",
-        ),
+        (GPT, 3, r"3 devices: .* has 4 heads, 4 KV heads, 64 values inside its MLP; take num_devices from 2, 4"),
         (LLAMA, 8, r"8 devices: .* 8 heads, 4 KV heads, 20 values inside its MLP; take num_devices from 2, 4"),
         (replace(GPT, inner=6), 4, r"4 heads, 4 KV heads, 6 values inside its MLP; take num_devices from 2"),
         (replace(GPT, heads=1, key_value_heads=1), 2, r"1 heads, 1 KV heads, .* take num_devices from 1"),

@@ -115,9 +115,9 @@ def test_a_tied_embedding_is_cut_along_and_looks_up_the_same() -> None:
     embedding, *_, first, second = cut_vocabulary(list(layers), 2)
     assert [embedding.rows[0], embedding.rows[1]] == [first.weight, second.weight]
     assert torch.equal(embedding(tokens), layers[0](tokens))
-    slope = torch.randn(*tokens.shape, QWEN3.hidden, dtype=torch.float64)
-    found = torch.autograd.grad(embedding(tokens), list(embedding.rows), slope)
-    (wanted,) = torch.autograd.grad(layers[0](tokens), layers[0].weight, slope)
+    grad = torch.randn(*tokens.shape, QWEN3.hidden, dtype=torch.float64)
+    found = torch.autograd.grad(embedding(tokens), list(embedding.rows), grad)
+    (wanted,) = torch.autograd.grad(layers[0](tokens), layers[0].weight, grad)
     assert torch.equal(torch.cat(found), wanted)
 
 

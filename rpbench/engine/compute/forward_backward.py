@@ -1,8 +1,8 @@
 """Passes: forward, recomputation and backward of stages, and the tensors that pass between them.
 
-Between actions the host keeps the inputs for recomputation, the outputs for the next stage, and the slopes (gradients
-of the loss with respect to a stage's input) for the stage below. Each tensor has one reader, which removes it, so
-nothing is left when a schedule is done.
+Between actions the host keeps the inputs for recomputation, the outputs for the next stage, and the gradients of a
+stage's input for the stage below. Each tensor has one reader, which removes it, so nothing is left when a schedule is
+done.
 """
 
 import math
@@ -52,8 +52,8 @@ class _StandIn(torch.autograd.Function):
         return value.detach()
 
     @staticmethod
-    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return slopes[0], None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
 
 
 def enter(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,10 +85,10 @@ def segment_backward(
     before = [tensor for module, part in places for tensor in exchange.earlier[module][part]]
     inputs = [*graph.leaves.values(), *before, *(() if graph.start is None else (graph.start,))]
     found: tuple[torch.Tensor | None, ...] = (None,) * len(inputs)
-    outputs = [(end, slope) for end, slope in ((graph.end, gradient), *segments.take(exchange)) if end.requires_grad]
+    outputs = [(end, grad) for end, grad in ((graph.end, gradient), *segments.take(exchange)) if end.requires_grad]
     if inputs and outputs:
-        ends, slopes = zip(*outputs, strict=True)
-        found = torch.autograd.grad(ends, inputs, slopes, allow_unused=True)
+        ends, grads = zip(*outputs, strict=True)
+        found = torch.autograd.grad(ends, inputs, grads, allow_unused=True)
     num_leaves = len(graph.leaves)
     for number, (module, part) in enumerate(places):
         pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
@@ -133,14 +133,14 @@ class Passes:
         self._graphs: dict[tuple[int, Segment], Graph] = {}  # (stage, segment) -> what lives from forward to backward
         self._held: dict[tuple[int, Segment], tuple[range, int]] = {}  # the same -> its modules, and their version
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
-        self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
+        self._grads: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
         self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
         self._shares = HeadShards(stages.workload, stages.weights)
 
     @property
     def num_left(self) -> int:
         """Tensors and graphs that no action has read yet."""
-        waiting = self._kept, self._stored, self._outputs, self._graphs, self._recomputed, self._slopes, self._halves
+        waiting = (self._kept, self._stored, self._outputs, self._graphs, self._recomputed, self._grads, self._halves)
         saved = 0 if self._saved is None else len(self._saved)
         return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares) + saved
 
@@ -184,8 +184,8 @@ class Passes:
         graph = self._stages.graph(modules, self._input(len(self._layout.forward), segment), segment, version)
         self._note_loss(segment, graph.end)
         gate()
-        slope, gradients = backward(graph, self._loss_scale(graph.end, version))
-        self._hand_down(action.stage, segment, slope)
+        grad, gradients = backward(graph, self._loss_scale(graph.end, version))
+        self._hand_down(action.stage, segment, grad)
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 
@@ -211,8 +211,8 @@ class Passes:
         """The gradient of the input; those of the weights are left to `backward_for_weights`."""
         halves = self._halves[action.stage, _segment_of(action)] = []
 
-        def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-            below, rest = input_gradient(graph, slope)
+        def differentiate(graph: Graph, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
+            below, rest = input_gradient(graph, grad)
             halves.append(rest)
             return below, {}
 
@@ -276,12 +276,12 @@ class Passes:
             self._outputs[place] = copy(self._outputs[place])
         else:
             place = action.stage + (action.kind is Kind.RECV_B), segment
-            slope = self._slopes[place]
-            self._slopes[place] = None if slope is None else copy(slope)
+            grad = self._grads[place]
+            self._grads[place] = None if grad is None else copy(grad)
 
     def take_boundary(self, up: bool, stage: int, microbatch: int) -> torch.Tensor:
         """Take a stage's output (`up`), or the gradient of its input, for a stage in another process."""
-        found = (self._outputs if up else self._slopes).pop((stage, (microbatch, 0)))
+        found = (self._outputs if up else self._grads).pop((stage, (microbatch, 0)))
         assert found is not None  # a stage with another below it has a gradient for it
         return found
 
@@ -290,7 +290,7 @@ class Passes:
         if up:
             self._outputs[stage, (microbatch, 0)] = tensor
         else:
-            self._slopes[stage, (microbatch, 0)] = tensor
+            self._grads[stage, (microbatch, 0)] = tensor
 
     # --- what they share ---
 
@@ -316,18 +316,18 @@ class Passes:
         kept = self._graphs.pop((stage, segment), None)
         if self._layout.head in modules:
             head = kept or self._again(modules[-1:], segment, version)
-            slope, gradients = differentiate(head, self._loss_scale(head.end, version))
+            grad, gradients = differentiate(head, self._loss_scale(head.end, version))
         else:
             leaves_shards = stage == self._layout.top and self._layout.num_head_shards
-            above = self._shares.leave(segment) if leaves_shards else self._slopes.pop((stage + 1, segment))
-            slope = None if above is None else here(above)
+            above = self._shares.leave(segment) if leaves_shards else self._grads.pop((stage + 1, segment))
+            grad = None if above is None else here(above)
             if kept is not None:
-                slope, gradients = differentiate(kept, slope)
+                grad, gradients = differentiate(kept, grad)
         for run in reversed(again):
-            slope, found = differentiate(graph or self._again(run, segment, weights), slope)
+            grad, found = differentiate(graph or self._again(run, segment, weights), grad)
             gradients |= found
             graph = None
-        self._hand_down(stage, segment, slope)
+        self._hand_down(stage, segment, grad)
         if self._adjustments is not None:
             self._adjustments.after_backward(stage, weights)
         self._release(modules, version)
@@ -401,9 +401,9 @@ class Passes:
             return modules
         return modules[:0] if self._recompute == "except_last" else modules[:-1]
 
-    def _hand_down(self, stage: int, segment: Segment, slope: torch.Tensor | None) -> None:
+    def _hand_down(self, stage: int, segment: Segment, grad: torch.Tensor | None) -> None:
         if stage:
-            self._slopes[stage, segment] = slope
+            self._grads[stage, segment] = grad
 
     def _hand_over(self, stage: int, segment: Segment, gradients: Tensors) -> None:
         microbatch, _ = segment

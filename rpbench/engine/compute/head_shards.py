@@ -26,14 +26,14 @@ class HeadShards:
         self._workload, self._weights = workload, weights
         self._inputs: dict[Segment, torch.Tensor] = {}  # (B, S, H)
         self._halves: dict[Segment, dict[int, Half]] = {}  # by share
-        self._slopes: dict[Segment, dict[int, torch.Tensor]] = {}  # by share, (B * S, H)
+        self._grads: dict[Segment, dict[int, torch.Tensor]] = {}  # by share, (B * S, H)
 
     def __len__(self) -> int:
-        return len(self._inputs) + sum(len(found) for part in (self._halves, self._slopes) for found in part.values())
+        return len(self._inputs) + sum(len(found) for part in (self._halves, self._grads) for found in part.values())
 
     def enter(self, segment: Segment, x: torch.Tensor) -> None:
         """Store the last stage's output of a microbatch."""
-        self._inputs[segment], self._halves[segment], self._slopes[segment] = x, {}, {}
+        self._inputs[segment], self._halves[segment], self._grads[segment] = x, {}, {}
 
     def forward(self, share: int, segment: Segment, version: int) -> Half:
         with torch.no_grad():
@@ -54,19 +54,19 @@ class HeadShards:
         (scale,) = torch.autograd.grad(loss, total, loss_scale(loss))
         with torch.no_grad():
             half = halves[share]
-            slope, rows = self._shard(share, version).backward(hidden, labels, half, whole, scale)
-            halves[share] = half._replace(exponentials=slope.new_empty(0))  # used up; the others still need the sums
-        self._slopes[segment][share] = slope
+            grad, rows = self._shard(share, version).backward(hidden, labels, half, whole, scale)
+            halves[share] = half._replace(exponentials=grad.new_empty(0))  # used up; the others still need the sums
+        self._grads[segment][share] = grad
         return loss, {} if rows is None else {(self._workload.shards[share], "weight"): rows}
 
     def leave(self, segment: Segment) -> torch.Tensor:
         """The gradient of the last stage's output, when all shards have done their second half."""
-        x, slopes = self._inputs.pop(segment), self._slopes.pop(segment)
+        x, grads = self._inputs.pop(segment), self._grads.pop(segment)
         del self._halves[segment]
-        slope = here(slopes[0])
+        grad = here(grads[0])
         for share in range(1, self._workload.num_head_shards):
-            slope = slope + here(slopes[share])
-        return slope.view_as(x)
+            grad = grad + here(grads[share])
+        return grad.view_as(x)
 
     def _shard(self, share: int, version: int) -> Shard:
         number = self._workload.shards[share]

@@ -47,10 +47,10 @@ class Segments:
     def __init__(self, num_parts: int) -> None:
         self.num_parts = num_parts
         self.kept: dict[tuple[int, Segment], KeysValues] = {}  # (module, segment) -> what its forward made
-        self._slopes: dict[tuple[int, Segment], list[torch.Tensor | None]] = {}  # the same -> its gradients so far
+        self._grads: dict[tuple[int, Segment], list[torch.Tensor | None]] = {}  # the same -> its gradients so far
 
     def __len__(self) -> int:
-        return len(self.kept) + len(self._slopes)
+        return len(self.kept) + len(self._grads)
 
     def exchange(self, segment: Segment, *, with_graph: bool) -> Exchange | None:
         """For a run of layers on one segment; None where sequences are whole."""
@@ -61,14 +61,14 @@ class Segments:
         found = []
         for module, own in exchange.own.items():
             del self.kept[module, exchange.segment]
-            slopes = self._slopes.pop((module, exchange.segment), ())
-            found += [(tensor, slope) for tensor, slope in zip(own, slopes, strict=False) if slope is not None]
+            grads = self._grads.pop((module, exchange.segment), ())
+            found += [(tensor, grad) for tensor, grad in zip(own, grads, strict=False) if grad is not None]
         return found
 
     def add(self, module: int, segment: Segment, pair: Sequence[torch.Tensor | None]) -> None:
         """Add gradients of the keys and values that a segment has made, from a later one that has read them."""
-        total = self._slopes.setdefault((module, segment), [None, None])
-        for number, slope in enumerate(pair):
+        total = self._grads.setdefault((module, segment), [None, None])
+        for number, grad in enumerate(pair):
             before = total[number]
-            if slope is not None:
-                total[number] = slope if before is None else before + slope
+            if grad is not None:
+                total[number] = grad if before is None else before + grad

@@ -25,27 +25,27 @@ from torch.nn import functional
 from rpbench.models.linear import made_by
 
 
-class Slopes(NamedTuple):
+class LinearGrads(NamedTuple):
     """The tensors that make the gradients of a linear map: x (..., inputs), and the gradient of y (..., outputs)."""
 
     x: torch.Tensor
-    slope: torch.Tensor
+    grad: torch.Tensor
 
     def of_input(self, weight: torch.Tensor) -> torch.Tensor:
-        x, slope = self._rows()
+        x, grad = self._rows()
         is_by_columns = x.stride() == (1, len(x))  # then autograd makes the transposed product
-        found = weight.t().mm(slope.t()).t() if is_by_columns else slope.mm(weight)
+        found = weight.t().mm(grad.t()).t() if is_by_columns else grad.mm(weight)
         return found.reshape(self.x.shape)
 
     def of_weights(self, weights: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        x, slope = self._rows()
+        x, grad = self._rows()
         # torch makes one product of rows and adds the bias in it, or a product of x as it is, and adds it afterwards.
         is_one = self.x.dim() == 2 or (self.x.dim() == 3 and self.x.is_contiguous())
-        biases = ((slope if is_one else self.slope).sum_to_size(bias.shape) for bias in weights[1:])
-        return slope.t().mm(x), *biases
+        biases = ((grad if is_one else self.grad).sum_to_size(bias.shape) for bias in weights[1:])
+        return grad.t().mm(x), *biases
 
     def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x.reshape(-1, self.x.shape[-1]), self.slope.reshape(-1, self.slope.shape[-1])
+        return self.x.reshape(-1, self.x.shape[-1]), self.grad.reshape(-1, self.grad.shape[-1])
 
 
 class Linear:
@@ -54,7 +54,7 @@ class Linear:
     def __init__(self, *weights: torch.Tensor) -> None:
         self.weights = weights
         self.deferred = False  # whether the backward leaves the gradients of `weights` to `weight_gradients`
-        self.left: Slopes | None = None  # the tensors for these, from the backward on
+        self.left: LinearGrads | None = None  # the tensors for these, from the backward on
 
     def weight_gradients(self) -> tuple[torch.Tensor, ...]:
         """The gradients of `weights`, once; none if no backward reached the map."""
@@ -74,9 +74,9 @@ class _Node(torch.autograd.Function):
         return functional.linear(x, *weights)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        linear, found = ctx.linear, Slopes(x.detach(), slopes[0])
+        linear, found = ctx.linear, LinearGrads(x.detach(), grads[0])
         below = found.of_input(weight) if ctx.needs_input_grad[2] else None
         if linear.deferred:
             linear.left = found

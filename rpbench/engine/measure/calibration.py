@@ -285,10 +285,10 @@ def probe_on_accelerator(probe: Probe, watch: Stopwatch) -> Times:
 
     def there_and_back(modules: range, start: torch.Tensor) -> float:
         """Seconds of a backward behind its forward, with the sum that its gradients are added to."""
-        total, slope = Sum(), None if modules is head else torch.ones_like(x)
+        total, grad = Sum(), None if modules is head else torch.ones_like(x)
 
         def both() -> None:
-            total.add(backward(run(modules, start)(), slope)[1])
+            total.add(backward(run(modules, start)(), grad)[1])
 
         return max(timed(both) - timed(run(modules, start)), SHORTEST_S)
 
@@ -315,7 +315,7 @@ def halves_on_accelerator(probe: Probe, watch: Stopwatch) -> Shares:
     layer, hidden = range(1, 2), probe.model.hidden
     shape = probe.num_tokens // probe.model.seq_len, probe.model.seq_len, hidden
     x = torch.randn(*shape, device=watch.device, dtype=watch.dtype)
-    slope, total = torch.ones_like(x), Sum()
+    grad, total = torch.ones_like(x), Sum()
 
     def graph(stages: Stages) -> Graph:
         return stages.graph(layer, x, (0, 0), 0)
@@ -324,9 +324,9 @@ def halves_on_accelerator(probe: Probe, watch: Stopwatch) -> Shares:
         return watch.seconds(lambda: work)
 
     again = timed(lambda: graph(whole))
-    backward_s = timed(lambda: total.add(backward(graph(whole), slope)[1])) - again
-    first = timed(lambda: input_gradient(graph(split), slope))
-    both = timed(lambda: total.add(weight_gradients(input_gradient(graph(split), slope)[1])))
+    backward_s = timed(lambda: total.add(backward(graph(whole), grad)[1])) - again
+    first = timed(lambda: input_gradient(graph(split), grad))
+    both = timed(lambda: total.add(weight_gradients(input_gradient(graph(split), grad)[1])))
     backward_s = max(backward_s, SHORTEST_S)
     return (first - again) / backward_s, (both - first) / backward_s
 

@@ -103,9 +103,9 @@ def _run(stages: Stages, workload: Workload) -> list[_Visit]:
         graph = stages.graph(range(module, module + 1), x, (0, 0), 0)
         forward_s = time.thread_time() - began
         x = graph.end.detach()
-        slope = None if x.dim() == 0 else torch.ones_like(x)
+        grad = None if x.dim() == 0 else torch.ones_like(x)
         began = time.thread_time()
-        backward(graph, slope)
+        backward(graph, grad)
         visits.append(_Visit(forward_s, time.thread_time() - began, x.nbytes))
     return visits
 
