@@ -10,6 +10,7 @@ Source: torchtitan 0.3.0, `models/llama3` and `models/qwen3` (`__init__.py`, `co
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
@@ -31,6 +32,7 @@ from rpbench.torch_runtime.formats.megatron import megatron_text
 from rpbench.torch_runtime.formats.tables import to_csv
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.elsewhere import torchtitan_refuses
+from rpbench.yaml_file import read_keys
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
 
@@ -138,23 +140,8 @@ class Flavor(NamedTuple):
 
 
 FLAVORS = {
-    "llama3": (
-        Flavor("1B", 16, 2048, 32, 8, 128_256),
-        Flavor("3B", 28, 3072, 24, 8, 128_256),
-        Flavor("8B", 32, 4096, 32, 8, 128_256, "llama3_8b"),
-        Flavor("70B", 80, 8192, 64, 8, 128_256, "llama3_70b"),
-        Flavor("405B", 126, 16_384, 128, 8, 128_256, "llama3_405b"),
-    ),
-    "qwen3": (
-        Flavor("0.6B", 28, 1024, 16, 8, 151_936, "qwen3_0_6b"),
-        Flavor("1.7B", 28, 2048, 16, 8, 151_936, "qwen3_1_7b"),
-        Flavor("4B", 36, 2560, 32, 8, 151_936),
-        Flavor("8B", 36, 4096, 32, 8, 151_936),
-        Flavor("14B", 40, 5120, 40, 8, 151_936, "qwen3_14b"),
-        Flavor("32B", 64, 5120, 64, 8, 151_936, "qwen3_32b"),
-        Flavor("30B-A3B", 48, 2048, 32, 4, 151_936, "qwen3_30b_a3b"),
-        Flavor("235B-A22B", 94, 4096, 64, 4, 151_936),
-    ),
+    module: [Flavor(*row) for row in rows]
+    for module, rows in read_keys(Path(__file__).with_name("torchtitan.yaml")).items()
 }
 
 
