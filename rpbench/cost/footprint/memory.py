@@ -60,16 +60,13 @@ def classes_of(
     keeps: Sequence[int] | None = None,
     analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
-    """Bytes of each class of tensors at the peak of every device.
+    """Bytes of each class of tensors at the peak of every device; ValueError if the schedule has no partition.
 
     Args:
         in_flight: most stage inputs at a time on each device of a bound schedule (`rpbench.sim.memory.peak_in_flight`).
         keeps: layers of each backward stage whose activations are saved; empty: none; None: all or none, by
             `sizes.keeps_activations`.
         analysis: of the schedule, if there is one already.
-
-    Raises:
-        ValueError: if the schedule has no partition.
     """
     cut = schedule.partition
     if cut is None:
