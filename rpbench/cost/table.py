@@ -134,39 +134,36 @@ class LayerTimes:
     """Times of one microbatch through each layer; the head and loss belong to the last stage.
 
     Raises ValueError if a time is negative, infinite or not a number, a speed is not above 0, or a gain not a share.
-
-    Args:
-        forward, recompute, backward: per layer, in model order; `backward` excludes recomputation.
-        head_forward, head_backward: norm, LM head and loss; never recomputed.
-        input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
-        step, head_step: the optimizer's step for the weights of each layer and of the head; empty or 0: not known.
-        rank_loss: part of every forward and every backward of a layer: the time that a rank loses per microbatch.
-        beside: slowdown of layers that run while weights come over a link, as a fraction.
-        shards, shards_along: factors of forward, backward and head under tensor parallelism: seconds of all devices
-            together over those of whole layers; `along` with sequence parallelism too. Empty: the same.
-        uncut, uncut_along: why layers cannot be cut into such shards; empty: they can, or it is not known.
-        hop, overlap_gain, speeds: as in `CostTable`.
     """
 
+    # forward, recompute, backward: per layer, in model order; `backward` excludes recomputation
     forward: Sequence[Number]
     recompute: Sequence[Number]
     backward: Sequence[Number]
+    # head_forward, head_backward: norm, LM head and loss; never recomputed
     head_forward: Number = 0
     head_backward: Number = 0
+    # input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known
     input_grad: Sequence[Number] = ()
     weight_grad: Sequence[Number] = ()
     head_input_grad: Number = 0
     head_weight_grad: Number = 0
+    # hop, overlap_gain, speeds: as in `CostTable`
     hop: Number = 0
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
+    # step, head_step: the optimizer's step for the weights of each layer and of the head; empty or 0: not known
     step: Sequence[Number] = ()
     head_step: Number = 0
+    # part of every forward and every backward of a layer: the time that a rank loses per microbatch
     rank_loss: Number = 0
-    beside: Number = 0
+    beside: Number = 0  # slowdown of layers that run while weights come over a link, as a fraction
+    # shards, shards_along: factors of forward, backward and head under tensor parallelism: seconds of all devices
+    # together over those of whole layers; `along` with sequence parallelism too. Empty: the same
     shards: tuple[Number, ...] = ()
     shards_along: tuple[Number, ...] = ()
+    # uncut, uncut_along: why layers cannot be cut into such shards; empty: they can, or it is not known
     uncut: str = ""
     uncut_along: str = ""
 
@@ -189,8 +186,7 @@ class LayerTimes:
     def of_whole_microbatches(self, num_ranks: int, *, gathers: bool) -> "LayerTimes":
         """The times on devices that run all layers: per microbatch, time is lost on one rank, not on all.
 
-        Args:
-            gathers: whether weights of layers are gathered while other layers compute.
+        `gathers`: whether weights of layers are gathered while other layers compute.
         """
         less, more = self.rank_loss * (num_ranks - 1) / num_ranks, 1 + self.beside * gathers
         if not less and more == 1:

@@ -224,17 +224,14 @@ class OptimizerTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The transfers that are charged for a model on a cluster.
-
-    Args:
-        boundaries: whether boundary tensors are transfers, and hops take no time; None: they are where the schedule has
-            them in lanes or streams its weights, and where every stage has several devices, with no hop in between.
-        optimizer: None: it takes the time in the costs, and computations end without an exchange.
-    """
+    """The transfers that are charged for a model on a cluster."""
 
     sizes: ModelBytes
     cluster: "Machine"
+    # whether boundary tensors are transfers, and hops take no time; None: they are where the schedule has them in
+    # lanes or streams its weights, and where every stage has several devices, with no hop in between
     boundaries: bool | None = None
+    # None: it takes the time in the costs, and computations end without an exchange
     optimizer: OptimizerTraffic | None = None
 
     def times(self, schedule: Schedule, units_per_second: int, keeps: Sequence[int] | None = None) -> TransferTimes:
@@ -257,8 +254,7 @@ class Traffic:
     def charged(self, schedule: Schedule, costs: CostTable, keeps: Sequence[int] | None = None) -> CostTable:
         """The costs with the times of a schedule's transfers and optimizer.
 
-        Args:
-            keeps: as in `StageBytes`; all activations of these layers move.
+        `keeps`: as in `StageBytes`; all activations of these layers move.
         """
         if costs.each:
             pairs = list(zip(costs.each, self.sizes.of_each, strict=True))
@@ -312,9 +308,7 @@ def slowed_by_exchanges(
     """Forwards and backwards of replicas, slowed by gathers and sums of a step beside them; empty for others.
 
     Where weights are gathered for every visit, layers are slowed already (`LayerTimes.of_whole_microbatches`).
-
-    Args:
-        beside: as in `OptimizerTraffic`.
+    `beside`: as in `OptimizerTraffic`.
     """
     shape, net = schedule.shape, schedule.lanes[0].get("net", ())
     n = shape.num_ranks * shape.outer_replicas

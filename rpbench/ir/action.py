@@ -97,11 +97,7 @@ def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) 
 
 
 def listed(
-    kinds: Iterable[Kind],
-    stages: Iterable[int],
-    microbatches: Iterable[int],
-    part: int = 0,
-    moved: str | None = None,
+    kinds: Iterable[Kind], stages: Iterable[int], microbatches: Iterable[int], part: int = 0, moved: str | None = None
 ) -> list[Action]:
     """The actions of these kinds, stages and microbatches, place by place; all move one object, or none."""
     empty = repeat(None)

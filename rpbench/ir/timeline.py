@@ -123,10 +123,8 @@ class Timeline:
     def from_csv(cls, source: str, schedule: Schedule, *, comm_total: float) -> "Timeline":
         """The timeline that `to_csv` wrote for this schedule, in seconds.
 
-        Raises ValueError naming the first row that does not belong to the schedule.
-
-        Args:
-            comm_total: time of all hops together, in seconds; the rows lack it.
+        Raises ValueError naming the first row that does not belong to the schedule. `comm_total`: time of all hops
+        together, in seconds; the rows lack it.
         """
         rows = list(csv.reader(io.StringIO(source)))
         expected = [[str(device), lane, text(action)] for device, lane, row in schedule.items() for action in row]

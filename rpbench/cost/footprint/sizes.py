@@ -30,17 +30,14 @@ class LayerSize(NamedTuple):
     """Bytes of a layer or a stage.
 
     Integers, floats where a mesh divides a layer, or arrays of the stages of many cuts, (plans, stages).
-
-    Args:
-        activations: of one microbatch.
-        inputs: of one microbatch, if every layer is recomputed from its own input; 0: only the input of a stage is
-            saved, and all its layers are recomputed together.
     """
 
     weights: Any
     gradients: Any
     optimizer: Any
-    activations: Any = 0
+    activations: Any = 0  # of one microbatch
+    # of one microbatch, if every layer is recomputed from its own input; 0: only the input of a stage is saved, and
+    # all its layers are recomputed together
     inputs: Any = 0
 
 
@@ -143,8 +140,7 @@ class DeviceMemory:
 def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | None = None) -> ModelBytes:
     """Sizes of a model's layers; a tied matrix counts twice, in embedding and head.
 
-    Args:
-        kept: activations of a layer, in bytes of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
+    `kept`: activations of a layer, in bytes of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
     """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     state = OPTIMIZER_BYTES if model.optimizer_bits == 32 else OPTIMIZER_BYTES_8

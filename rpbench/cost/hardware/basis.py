@@ -70,10 +70,8 @@ def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, An
 def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
     """A cluster's figures together with the numbers of the frameworks in `COUNTED`.
 
-    Raises ValueError for a constant that is no finite number of at least 0, or a wrong declaration.
-
-    Args:
-        constants, declared: replace numbers of frameworks and their origins.
+    Raises ValueError for a constant that is no finite number of at least 0, or a wrong declaration. `constants` and
+    `declared`: replace numbers of frameworks and their origins.
     """
     for name, value in constants.items():
         if not is_finite(value) or value < 0:

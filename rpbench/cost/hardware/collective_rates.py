@@ -81,10 +81,7 @@ def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) 
 
     The fit minimises relative errors, so that small sizes decide the latency and large ones the bandwidth. For the
     intervals, repeats of every size are drawn again. Raises ValueError for fewer than two sizes, or seconds that are
-    not above 0.
-
-    Args:
-        samples: bytes of the tensor -> seconds of each repeat.
+    not above 0. `samples`: bytes of the tensor -> seconds of each repeat.
     """
     sizes = sorted(samples)
     if len(sizes) < 2:
