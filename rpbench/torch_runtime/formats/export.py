@@ -17,17 +17,8 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError, to_text
 from rpbench.ir.timeline import Timeline
+from rpbench.torch_runtime.formats import frameworks
 from rpbench.torch_runtime.formats.deepspeed import check_deepspeed, deepspeed_config, deepspeed_parts
-from rpbench.torch_runtime.formats.frameworks import (
-    FRAMEWORKS,
-    PlanNumbers,
-    accelerate_yaml,
-    check_replicas,
-    numbers_of,
-    roundpipe_host_bytes,
-    roundpipe_plan,
-    table_lines,
-)
 from rpbench.torch_runtime.formats.megatron import megatron_text
 from rpbench.torch_runtime.formats.tables import to_csv
 from rpbench.workload.architecture import Architecture
@@ -44,7 +35,7 @@ class Given(NamedTuple):
     csv_path: str = "schedule.csv"
     model: Architecture | None = None
     host_memory_bytes: int | None = None
-    plan: PlanNumbers | None = None
+    plan: frameworks.PlanNumbers | None = None
     optimizer: OptimizerSettings = OptimizerSettings()
 
 
@@ -64,38 +55,38 @@ def _cut(schedule: Schedule, form: str) -> Partition:
 
 def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
-    plan = given.plan or numbers_of(schedule)
-    check_replicas(schedule, plan, "torchtitan")
+    plan = given.plan or frameworks.numbers_of(schedule)
+    frameworks.check_replicas(schedule, plan, "torchtitan")
     if given.model is not None:
         sharing = plan.shards * plan.context * plan.tensor
         refusal = torchtitan_refuses(given.model, plan.tensor, plan.expert, plan.expert_tensor or plan.tensor, sharing)
         if refusal:
             raise ValueError(refusal)
-    first, *others = FRAMEWORKS
+    first, *others = frameworks.FRAMEWORKS
     told = () if given.model is None else model_notes(given.model, pipeline=plan.pipeline > 1)
     text = "".join(f"# {note}\n" for note in told)
-    text += table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
+    text += frameworks.table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
     for other in others if plan.pipeline > 1 else ():
-        lines = table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
+        lines = frameworks.table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
     return text
 
 
 def _megatron(schedule: Schedule, given: Given) -> str:
-    partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
-    check_replicas(schedule, plan, "megatron_layout")
+    partition, plan = _cut(schedule, "megatron_layout"), given.plan or frameworks.numbers_of(schedule)
+    frameworks.check_replicas(schedule, plan, "megatron_layout")
     return megatron_text(schedule, partition, plan)
 
 
 def _accelerate(schedule: Schedule, given: Given) -> str:
-    plan = given.plan or numbers_of(schedule)
-    check_replicas(schedule, plan, "fsdp2")
-    return accelerate_yaml(plan)
+    plan = given.plan or frameworks.numbers_of(schedule)
+    frameworks.check_replicas(schedule, plan, "fsdp2")
+    return frameworks.accelerate_yaml(plan)
 
 
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
     """The whole config as one JSON object; the boundaries of a pipeline in it."""
-    plan = given.plan or numbers_of(schedule)
+    plan = given.plan or frameworks.numbers_of(schedule)
     check_deepspeed(schedule, plan)
     parts = deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
     return json.dumps(deepspeed_config(plan, parts), indent=2) + "\n"
@@ -103,7 +94,7 @@ def _deepspeed_config(schedule: Schedule, given: Given) -> str:
 
 def _deepspeed_parts(schedule: Schedule, given: Given) -> str:
     partition = _cut(schedule, "deepspeed_parts")
-    check_deepspeed(schedule, given.plan or numbers_of(schedule), "deepspeed_parts")
+    check_deepspeed(schedule, given.plan or frameworks.numbers_of(schedule), "deepspeed_parts")
     return json.dumps(deepspeed_parts(partition)) + "\n"
 
 
@@ -115,9 +106,9 @@ def _roundpipe(schedule: Schedule, given: Given) -> str:
             f"schedule={schedule.name}: RoundPipe's library runs RoundPipe alone; take schedule=roundpipe with "
             "format=roundpipe, or write this order by format=text"
         )
-    plan = roundpipe_plan(partition)
+    plan = frameworks.roundpipe_plan(partition)
     if given.model is not None:
-        needed = roundpipe_host_bytes(given.model, given.optimizer)
+        needed = frameworks.roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
         if given.host_memory_bytes is not None:
             plan["fits_host"] = {pin: num_bytes <= given.host_memory_bytes for pin, num_bytes in needed.items()}
