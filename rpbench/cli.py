@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -174,14 +175,6 @@ def list_options(arguments: Sequence[str]) -> int:
     return 0
 
 
-def new(arguments: Sequence[str]) -> int:
-    """Write a file for the user; print its path and the command that runs it, as JSON."""
-    from rpbench.commands.new import new as write
-
-    print(json.dumps(write(arguments)))
-    return 0
-
-
 def completion(arguments: Sequence[str]) -> int:
     """Print the completion script of a shell."""
     from rpbench.commands.completion import completion as script
@@ -273,14 +266,6 @@ def plan(arguments: Sequence[str]) -> int:
     return 0
 
 
-def profile(arguments: Sequence[str]) -> int:
-    """Write the layers of a model as PipeDream's profile, two CSV files; print their paths as one JSON object."""
-    from rpbench.commands.profile import write_profile
-
-    print(json.dumps(write_profile(arguments)))
-    return 0
-
-
 def calibrate(arguments: Sequence[str]) -> int:
     """Measure this machine and write a cluster file; print its path as one JSON object.
 
@@ -327,15 +312,6 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
-def query(arguments: Sequence[str]) -> int:
-    """Print the rows of an SQL query, one JSON object a line."""
-    from rpbench.commands.recorded.store import query as ask
-
-    for row in ask(arguments):
-        print(json.dumps(row, default=str))
-    return 0
-
-
 def pivot(arguments: Sequence[str]) -> int:
     """Print a metric by two choices: a table to stderr and its rows as JSON to stdout, or CSV, LaTeX or HTML."""
     from rpbench.commands.recorded.pivot import pivot as turn
@@ -344,30 +320,32 @@ def pivot(arguments: Sequence[str]) -> int:
     return 0
 
 
-def compact(arguments: Sequence[str]) -> int:
-    """Write the records of a folder into one file, for fast queries."""
-    from rpbench.commands.recorded.store import compact as gather
+def _printing(place: str) -> Verb:
+    """A verb that prints, as JSON lines, what a function returns; its module is imported when the verb is called."""
 
-    print(json.dumps(gather(arguments)))
-    return 0
+    def verb(arguments: Sequence[str]) -> int:
+        module, _, name = f"rpbench.{place}".rpartition(".")
+        found = getattr(import_module(module), name)(arguments)
+        for row in found if isinstance(found, list) else [found]:
+            print(json.dumps(row, default=str))
+        return 0
 
-
-def import_(arguments: Sequence[str]) -> int:
-    """Import other people's measurements as records or a timeline; print one JSON object for each."""
-    from rpbench.records.imports import import_file
-
-    for row in import_file(arguments):
-        print(json.dumps(row, allow_nan=False))
-    return 0
+    return verb
 
 
 _verbs: dict[str, Verb] = {
-    **{each.__name__: each for each in (run, advise, show, plan, profile, calibrate)},
+    **{each.__name__: each for each in (run, advise, show, plan)},
+    "profile": _printing("commands.profile.write_profile"),
+    "calibrate": calibrate,
     "check-order": check_order,
-    **{each.__name__: each for each in (compare, export, query, pivot, compact)},
+    "compare": compare,
+    "export": export,
+    "query": _printing("commands.recorded.store.query"),
+    "pivot": pivot,
+    "compact": _printing("commands.recorded.store.compact"),
     "list": list_options,
-    "new": new,
-    "import": import_,
+    "new": _printing("commands.new.new"),
+    "import": _printing("records.imports.import_file"),
     "completion": completion,
 }
 

@@ -41,68 +41,51 @@ Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option tha
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered schedule.
+    """A registered schedule."""
 
-    Args:
-        name: the paper's; the value of `schedule=`.
-        source: paper and section.
-        generate: shape -> schedule; keyword-only parameters are the schedule's options.
-        separate_cuts: whether forward and backward are cut apart, with a fused last stage.
-        looped: whether a device has several stages.
-        chunks: the default number of stages per device; a schedule with one takes no other, unless `more_chunks` is
-            set: then a search tries others as well.
-        needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
-        needs_transfers: whether it also depends on the times of activation transfers, if known.
-        chooses_placement: whether the devices of its stages depend on times too.
-        extra: the extra of this package that it needs, a solver: the schedule is available by its name only, `entries`
-            leaves it out, and no search tries it.
-        shards_head: whether every device runs a shard of the head.
-        recompute_ahead: whether recomputation is issued before the gradient arrives.
-        switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
-            backward; otherwise from the (p - rank)-th.
-        steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
-            `replicas` allows: `num_microbatches` then spans several updates.
-        rounds: steps of its shape in an update, each with an equal part of the update's microbatches.
-        compensation: the engine's correction of late gradients, as settings of
-            `rpbench.engine.state.updates.compensation` by name; takes the schedule's options. None: no correction.
-        tensor_parallel: whether every device has a shard of every matrix, and parts are such shards.
-        lower: adds optimizer steps and the method's transfers (`rpbench.passes.offload`) to an order with a partition;
-            takes the schedule's options and `prefetch`. None: the method is only an order.
-        searched: options that a search chooses, each with the values to try: a tuple, or a function of (devices,
-            microbatches). No option that changes the method or its staleness is among them.
-        late: the options under which an update comes one step late.
-        halved: the options under which the microbatches of its shape are halves of the requested ones; None for a
-            method that never halves them. See `rpbench.config.sizes`.
-        segments: the option that says into how many segments every sequence is cut; None: it stays whole.
-        whole_microbatches: whether every device runs its microbatches through all layers, as replicas do.
-        gathers: with `whole_microbatches`, the options under which weights come from other devices for every visit,
-            during another computation; None for a method whose weights never do.
-    """
-
-    name: str
-    source: str
-    generate: Callable[..., Schedule]
-    separate_cuts: bool = False
-    looped: bool = False
+    name: str  # the paper's; the value of `schedule=`
+    source: str  # paper and section
+    generate: Callable[..., Schedule]  # shape -> schedule; keyword-only parameters are the schedule's options
+    separate_cuts: bool = False  # whether forward and backward are cut apart, with a fused last stage
+    looped: bool = False  # whether a device has several stages
+    # the default number of stages per device; a schedule with one takes no other, unless `more_chunks` is set: then a
+    # search tries others as well
     chunks: int | None = None
     more_chunks: bool = False
-    needs_costs: bool = False
-    needs_transfers: bool = False
-    chooses_placement: bool = False
+    needs_costs: bool = False  # whether its order depends on times: then `generate` takes `StageCosts` after the shape
+    needs_transfers: bool = False  # whether it also depends on the times of activation transfers, if known
+    chooses_placement: bool = False  # whether the devices of its stages depend on times too
+    # the extra of this package that it needs, a solver: the schedule is available by its name only, `entries` leaves
+    # it out, and no search tries it
     extra: str | None = None
-    shards_head: bool = False
-    recompute_ahead: bool = False
+    shards_head: bool = False  # whether every device runs a shard of the head
+    recompute_ahead: bool = False  # whether recomputation is issued before the gradient arrives
+    # the artifact's switch time is counted from the last forward before the first backward; otherwise from the (p -
+    # rank)-th
     switch_after_last_forward: bool = False
+    # whether weights change after every microbatch, or after as few as the option `replicas` allows:
+    # `num_microbatches` then spans several updates
     steps_each_microbatch: bool = False
-    rounds: int = 1
+    rounds: int = 1  # steps of its shape in an update, each with an equal part of the update's microbatches
+    # the engine's correction of late gradients, as settings of `rpbench.engine.state.updates.compensation` by name;
+    # takes the schedule's options. None: no correction
     compensation: Callable[..., Mapping[str, Any]] | None = None
-    tensor_parallel: bool = False
+    tensor_parallel: bool = False  # whether every device has a shard of every matrix, and parts are such shards
+    # adds optimizer steps and the method's transfers (`rpbench.passes.offload`) to an order with a partition; takes
+    # the schedule's options and `prefetch`. None: the method is only an order
     lower: Callable[..., Schedule] | None = None
+    # options that a search chooses, each with the values to try: a tuple, or a function of (devices, microbatches).
+    # No option that changes the method or its staleness is among them
     searched: Mapping[str, Values] = field(default_factory=dict)
-    late: Mapping[str, Any] | None = None
+    late: Mapping[str, Any] | None = None  # the options under which an update comes one step late
+    # the options under which the microbatches of its shape are halves of the requested ones; None for a method that
+    # never halves them. See `rpbench.config.sizes`
     halved: Mapping[str, Any] | None = None
+    # the option that says into how many segments every sequence is cut; None: it stays whole
     segments: str | None = None
-    whole_microbatches: bool = False
+    whole_microbatches: bool = False  # whether every device runs its microbatches through all layers, as replicas do
+    # with `whole_microbatches`, the options under which weights come from other devices for every visit, during
+    # another computation; None for a method whose weights never do
     gathers: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -42,10 +42,7 @@ def is_first_rank() -> bool:
 def side_processes(
     number: int, start: Literal["fork", "spawn"], begin: Callable[..., None] | None = None, *arguments: Any
 ) -> ProcessPoolExecutor:
-    """A pool whose processes end at once when this one does, also when it is killed.
-
-    Each process first runs `begin` with `arguments`.
-    """
+    """A pool whose processes first run `begin` with `arguments`, and end at once when this one does or is killed."""
     return ProcessPoolExecutor(number, get_context(start), _begin, (begin, arguments))
 
 

@@ -6,10 +6,11 @@ evidence are equal. Runs that differ only in their seed are repeats.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,7 @@ from analysis.records.runs import grouped
 from rpbench.records import manifest as manifests
 from rpbench.records.describe import Clock, clock
 from rpbench.records.manifest import Manifest
+from rpbench.yaml_file import read_keys
 
 Row = Mapping[str, Any]
 Work = tuple[tuple[str, str], ...]  # (name, value) of everything that makes work equal
@@ -33,13 +35,13 @@ SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run, by the field of its record; `best` is min or max."""
+    """A number of a run, by the field of its record."""
 
     name: str
     field: str
     form: str
     factor: float = 1.0  # from the unit of the record
-    best: Callable[..., float] = min
+    highest: bool = False  # whether the highest is best
     times_in: Clock | None = None  # the number of records with times in this unit alone
 
     def read(self, row: Row) -> float | None:
@@ -156,7 +158,7 @@ def best_of(measure: Measure, contenders: Sequence[Contender]) -> list[Contender
     held = [(each, values) for each in contenders if (values := each.values(measure))]
     if len(held) < 2:
         return []
-    top = measure.best(median(values) for _, values in held)
+    top = (max if measure.highest else min)(median(values) for _, values in held)
     first = next(values for _, values in held if median(values) == top)
     return [each for each, values in held if _meet(values, first)]
 
@@ -171,20 +173,7 @@ _MOST_TOLD = 6  # works whose winners are named one by one
 _MOST_VALUES = 4  # of a choice in a title
 _BEST = " ★"  # marks the best number of equal work
 
-_MEASURES = (
-    Measure("tokens/s", "tokens_per_s", ",.0f", best=max),
-    Measure("times as long as ours", "over_own", ".3f"),
-    Measure("makespan (s)", "makespan_s", ".4g", times_in="seconds"),
-    Measure("makespan (slots)", "makespan_s", ",.0f", times_in="slots"),
-    Measure("bubble (%)", "bubble_makespan", ".2f", 100),
-    Measure("fullest device (GB)", "peak_memory_bytes", ".3g", 1e-9),
-    Measure("its own peak (GB)", "accelerator_peak_memory_bytes", ".3g", 1e-9),
-    Measure("gradients apart", "device_grad_max_rel_diff", ".2g"),
-    Measure("host memory (GB)", "host_memory_bytes", ".3g", 1e-9),
-    Measure("exposed hops (s)", "comm_exposed_s", ".3g"),
-    Measure("steps late", "staleness_steps", ".0f"),
-    Measure("loss", "loss", ".4f"),
-)
+_MEASURES = [Measure(**row) for row in read_keys(Path(__file__).with_suffix(".yaml"))["measures"]]
 
 
 def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:

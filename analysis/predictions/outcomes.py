@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from analysis.predictions.tables import FOLDER, Row, read
+from analysis.predictions.tables import FOLDER, read
 from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 from rpbench.yaml_file import read_keys
@@ -104,21 +104,6 @@ GROUPS = tuple(
 )
 
 
-def score(found: Sequence[Outcome]) -> list[Row]:
-    """A row for each group: cells, median and largest error, cells within 25 %."""
-    return [
-        {
-            "cells": group.name,
-            "count": len(errors),
-            "median_error": f"{median(errors):.3f}",
-            "largest_error": f"{errors[-1]:.3f}",
-            "within_a_quarter": sum(error <= 0.25 for error in errors),
-        }
-        for group in GROUPS
-        for errors in [group.errors(found)]
-    ]
-
-
 def verdicts(found: Sequence[Outcome], table: str) -> tuple[int, int]:
     """The number of cells whose status was predicted, and of all cells of a table."""
     own = [cell for cell in found if cell.table == table]
@@ -137,9 +122,11 @@ def text(*, only_sealed: bool = False) -> str:
     for name, folder in (("sealed", SEALED),) if only_sealed else (("sealed", SEALED), ("present", FOLDER)):
         found = outcomes(folder)
         lines.append(f"{name}:")
-        for row in score(found):
-            words = f"  {row['cells']:28s} {row['count']:3d} cells  median {float(row['median_error']):6.1%}  "
-            lines.append(f"{words}largest {float(row['largest_error']):6.1%}  within 25 %: {row['within_a_quarter']}")
+        for group in GROUPS:
+            errors = group.errors(found)
+            words = f"  {group.name:28s} {len(errors):3d} cells  median {median(errors):6.1%}  "
+            near = sum(error <= 0.25 for error in errors)
+            lines.append(f"{words}largest {errors[-1]:6.1%}  within 25 %: {near}")
         right = {table: verdicts(found, table) for table in ("throughput", "max_seq_len")}
         lines += [f"  verdicts of {table}: {met} of {asked}" for table, (met, asked) in right.items()]
         inside = {table: coverage(found, (table,)) for table in _TABLES}

@@ -74,15 +74,10 @@ def _once(find: Callable[["Experiments", str], _Found]) -> Callable[["Experiment
 
 @dataclass(frozen=True)
 class Experiments:
-    """The experiments of a results folder.
+    """The experiments of a results folder."""
 
-    Args:
-        results: the folder of records and timelines.
-        narrowed: sweeps that are read in place of experiments that were not run in full.
-    """
-
-    results: Path
-    narrowed: Sequence[Sweep] = ()
+    results: Path  # the folder of records and timelines
+    narrowed: Sequence[Sweep] = ()  # sweeps that are read in place of experiments that were not run in full
     _known: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False, repr=False)
 
     @_once

@@ -29,22 +29,11 @@ from math import ceil
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import (
-    ROUNDING,
-    Pass,
-    Pull,
-    RankOf,
-    Rows,
-    Timed,
-    pull_rows,
-    repeat_steps,
-    shortest,
-    time_rows,
-)
+from rpbench.ordering import list_order
 from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import schedule
 
-PULLS = (Pull(16, 0.0), Pull(48, 0.5))
+PULLS = (list_order.Pull(16, 0.0), list_order.Pull(48, 0.5))
 
 
 @schedule(
@@ -82,22 +71,22 @@ def hanayo(
     one = replace(shape, num_steps=1)
     step = _grid(one, backward_slots) if backward_slots else _by_times(one, costs, in_flight or p)
     placement = tuple((_rank_of(stage, p),) for stage in range(shape.num_stages))
-    return Schedule(shape, repeat_steps(shape, step), name="hanayo", placement=placement)
+    return Schedule(shape, list_order.repeat_steps(shape, step), name="hanayo", placement=placement)
 
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
-def _grid(shape: Shape, backward_slots: int) -> Rows:
+def _grid(shape: Shape, backward_slots: int) -> list_order.Rows:
     """One step on a grid of slots: a free rank takes a pass that is ready."""
     p, slots = shape.num_ranks, {Kind.F: 1, Kind.B: backward_slots}
-    ready: list[list[tuple[int, int, int, Pass]]] = [[] for _ in range(p)]
-    ending: dict[int, list[Pass]] = {}  # slot -> passes that have ended when it begins
+    ready: list[list[tuple[int, int, int, list_order.Pass]]] = [[] for _ in range(p)]
+    ending: dict[int, list[list_order.Pass]] = {}  # slot -> passes that have ended when it begins
 
-    def offer(what: Pass) -> None:
+    def offer(what: list_order.Pass) -> None:
         backward = what.kind is Kind.B
         order = (0, what.microbatch, -what.stage) if backward else (1, -what.stage, what.microbatch)
         heappush(ready[_rank_of(what.stage, p)], (*order, what))
 
-    def offer_next(ended: Pass) -> None:
+    def offer_next(ended: list_order.Pass) -> None:
         """Offer the pass that needs this one's result."""
         if ended.kind is Kind.F and ended.stage == shape.num_stages - 1:
             offer(ended._replace(kind=Kind.B))
@@ -107,8 +96,8 @@ def _grid(shape: Shape, backward_slots: int) -> Rows:
             offer(ended._replace(stage=ended.stage - 1))
 
     for microbatch in range(shape.num_microbatches):
-        offer(Pass(Kind.F, 0, microbatch))
-    rows: list[list[Pass]] = [[] for _ in range(p)]
+        offer(list_order.Pass(Kind.F, 0, microbatch))
+    rows: list[list[list_order.Pass]] = [[] for _ in range(p)]
     free_from, slot = [0] * p, 0
     while ending or any(ready):
         for ended in ending.pop(slot, ()):
@@ -124,7 +113,7 @@ def _grid(shape: Shape, backward_slots: int) -> Rows:
 
 
 @lru_cache(maxsize=4)  # a partition search asks for the same order several times
-def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
+def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> list_order.Rows:
     p, limit = shape.num_ranks, shape.chunks_per_rank * in_flight
 
     def rank_of(stage: int, _: int) -> int:
@@ -136,23 +125,23 @@ def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
 
 
 def ends_first(
-    rows: Rows,
-    repeated: Iterable[Rows],
-    others: Iterable[Rows],
-    rank_of: RankOf,
+    rows: list_order.Rows,
+    repeated: Iterable[list_order.Rows],
+    others: Iterable[list_order.Rows],
+    rank_of: list_order.RankOf,
     costs: StageCosts,
     limit: int,
-    pulls: Sequence[Pull],
-) -> Rows:
+    pulls: Sequence[list_order.Pull],
+) -> list_order.Rows:
     """The order that ends first: of all given ones, and of the first and the repeated ones with passes pulled forward.
 
     A rank has at most `limit` chunk activations. Orders behind the first are made only while there is work to spend.
     """
 
-    def timed(rows: Rows) -> Timed:
-        return time_rows(rows, rank_of, costs)
+    def timed(rows: list_order.Rows) -> list_order.Timed:
+        return list_order.time_rows(rows, rank_of, costs)
 
-    def trials() -> Iterator[Timed]:
+    def trials() -> Iterator[list_order.Timed]:
         bases = [made]
         for each in repeated:
             bases.append(timed(each))
@@ -160,14 +149,14 @@ def ends_first(
         yield from map(timed, others)
         for base in bases:
             for how in pulls:
-                yield timed(pull_rows(base.rows, rank_of, costs, max(limit, base.peak), how))
+                yield timed(list_order.pull_rows(base.rows, rank_of, costs, max(limit, base.peak), how))
 
     made = timed(rows)
-    return shortest(made, trials(), limit).rows
+    return list_order.shortest(made, trials(), limit).rows
 
 
 @lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
-def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
+def _repeat(shape: Shape, forward: float, backward: float) -> list_order.Rows:
     """One wave per period; groups of microbatches go through one wave, then through the next.
 
     A group is just large enough that its first microbatch is back when its last has started.
@@ -178,15 +167,15 @@ def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
     starts, length = period.starts[0], period.length
     there = starts[Kind.F, 2 * p - 1] + forward - starts[Kind.F, 0]
     back = starts[Kind.B, 0] + backward - starts[Kind.B, 2 * p - 1]
-    group = 1 if waves == 1 else ceil(max(there, back) / length - ROUNDING)
-    rows: list[list[tuple[float, Pass]]] = [[] for _ in range(p)]
+    group = 1 if waves == 1 else ceil(max(there, back) / length - list_order.ROUNDING)
+    rows: list[list[tuple[float, list_order.Pass]]] = [[] for _ in range(p)]
     for microbatch in range(shape.num_microbatches):
         number, member = divmod(microbatch, group)
         first = number * group * waves + member
         for chunk in range(waves):
             later = {Kind.F: first + chunk * group, Kind.B: first + (2 * (waves - 1) - chunk) * group}
             for (kind, stage), start in starts.items():
-                what = Pass(kind, chunk * 2 * p + stage, microbatch)
+                what = list_order.Pass(kind, chunk * 2 * p + stage, microbatch)
                 rows[_rank_of(stage, p)].append((start + later[kind] * length, what))
     return [[what for _, what in sorted(row)] for row in rows]
 

@@ -48,9 +48,7 @@ def _lower(order: Schedule, *, prefetch: int, checkpoint_interval: int) -> Sched
     "megatrain", source="arXiv 2604.05091", looped=True, lower=_lower, searched={"checkpoint_interval": (4, 2, 8)}
 )
 def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
-    """One microbatch after another, forward and then backward by blocks: the input of every so many layers is kept, 2
-    or more.
-    """
+    """One microbatch after another, forward, then backward by blocks: every 2 or more layers keep their input."""
     if type(checkpoint_interval) is not int or checkpoint_interval < 2:
         raise ValueError(
             f"schedule.checkpoint_interval={checkpoint_interval}: layers of which one has its input kept, 2 or more, "

@@ -27,18 +27,7 @@ from typing import NamedTuple
 from rpbench.ir.action import Kind, plain_of
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import (
-    PULLS,
-    ROUNDING,
-    Fill,
-    Lanes,
-    RankOf,
-    Rows,
-    Timed,
-    pull_rows,
-    repeat_steps,
-    time_rows,
-)
+from rpbench.ordering import list_order
 from rpbench.ordering.loops import Means, means
 from rpbench.registry import entry, schedule
 
@@ -73,25 +62,27 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None, wh
         )
     limit = chunks * in_flight if in_flight else chunks * p + (p - 1) * (chunks > 1)
     step, placement = _best(Shape(p, shape.num_stages, m), costs, limit, whole=whole)
-    return Schedule(shape, repeat_steps(shape, step), name="adaptis", placement=placement)
+    return Schedule(shape, list_order.repeat_steps(shape, step), name="adaptis", placement=placement)
 
 
 @lru_cache(maxsize=64)  # a search asks for one order several times
-def _best(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> tuple[Rows, Placement]:
+def _best(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> tuple[list_order.Rows, Placement]:
     """Rows and placement of the candidate that ends first; of equal ones the first."""
     candidates = partial(_candidates, shape, costs, limit, whole=whole)
     found = [(timed, placement) for timed, placement in candidates() if timed.peak <= limit]
     if costs.each:  # the best of equal microbatches is one more candidate
         rows, placement = _best(shape, costs.mean, limit, whole=whole)
-        found.append((time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
+        found.append((list_order.time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
     if not found:  # too few microbatches for a group: the order that holds least
         found = [min(candidates(), key=lambda candidate: candidate[0].peak)]
     first = min(timed.makespan for timed, _ in found)
-    timed, placement = next(one for one in found if one[0].makespan <= first * (1 + ROUNDING))
+    timed, placement = next(one for one in found if one[0].makespan <= first * (1 + list_order.ROUNDING))
     return timed.rows, placement
 
 
-def _candidates(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> Iterator[tuple[Timed, Placement]]:
+def _candidates(
+    shape: Shape, costs: StageCosts, limit: int, *, whole: bool
+) -> Iterator[tuple[list_order.Timed, Placement]]:
     seen = set()
     for name in WHOLE + SPLIT * (any(costs.weight_grad) and not whole):
         try:
@@ -108,29 +99,29 @@ class _Made(NamedTuple):
     """An order to try."""
 
     rows: Hashable  # what tells it from others
-    lanes: Lanes
-    without: Lanes | None  # its rows without W; None where nothing is split
+    lanes: list_order.Lanes
+    without: list_order.Lanes | None  # its rows without W; None where nothing is split
     placement: Placement
-    rank_of: RankOf
+    rank_of: list_order.RankOf
 
 
 @lru_cache(maxsize=128)  # a search tries the orders that follow from no times under many
 def _made(name: str, shape: Shape, costs: StageCosts | None, _using: Means) -> _Made:
     made = entry(name).build(shape, costs)
     placement, rows = made.placement, [plain_of(made.compute(rank)) for rank in range(shape.num_ranks)]
-    lanes = Lanes.of_actions(rows)
+    lanes = list_order.Lanes.of_actions(rows)
     without = lanes.without(Kind.W) if Kind.W in rows[0].kinds() else None
     known = *(column.tobytes() for row in rows for column in row.columns), placement
     return _Made(known, lanes, without, placement, lambda stage, microbatch: placement[stage][0])
 
 
-def _tries(made: _Made, costs: StageCosts, limit: int, *, pulls: bool) -> Iterator[Timed]:
+def _tries(made: _Made, costs: StageCosts, limit: int, *, pulls: bool) -> Iterator[list_order.Timed]:
     """An order as it is, and with passes pulled forward into its waits."""
-    plain = time_rows(made.lanes, made.rank_of, costs)
+    plain = list_order.time_rows(made.lanes, made.rank_of, costs)
     yield plain
     if plain.peak > limit or not pulls:
         return
-    fill = None if made.without is None else Fill.ANY
-    for how in PULLS[:TRIED_PULLS]:
-        pulled = pull_rows(made.without or made.lanes, made.rank_of, costs, limit, how)
-        yield time_rows(pulled, made.rank_of, costs, fill=fill, limit=limit)
+    fill = None if made.without is None else list_order.Fill.ANY
+    for how in list_order.PULLS[:TRIED_PULLS]:
+        pulled = list_order.pull_rows(made.without or made.lanes, made.rank_of, costs, limit, how)
+        yield list_order.time_rows(pulled, made.rank_of, costs, fill=fill, limit=limit)

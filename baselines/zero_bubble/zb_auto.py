@@ -47,8 +47,7 @@ def zb_auto(
 ) -> Schedule:
     """No rank ever holds more than the limit: `1p`, `2p`, or a number of the fullest stage's activations.
 
-    Args:
-        until_weights: fraction of the activations that an order counts until W; None: what memory counts.
+    `until_weights`: fraction of the activations that an order counts until W; None: what memory counts.
     """
     check_one_stage("zb_auto", shape, "interleaved_zb")
     if until_weights is not None:

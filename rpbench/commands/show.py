@@ -29,9 +29,7 @@ def drawing_path(name: str) -> Path:
 
 
 def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assembled:
-    """Print a checked schedule in a form to `out`, and its sizes to stderr; ValueError if it cannot be built, fails a
-    check, or does not fit the form.
-    """
+    """Print a checked schedule in a form to `out`, its sizes to stderr; ValueError if it or the form cannot be."""
     if request.tuning_budget is not None:
         raise ConfigError(
             f"tuning_budget={request.tuning_budget} with show: it prints the order of given options, and nothing is "

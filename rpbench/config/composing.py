@@ -134,10 +134,7 @@ def _set(root: DictConfig, override: Override) -> None:
 
 
 class Composer:
-    """Composes cells, and parts that cells share only once.
-
-    `known` has been composed by Hydra already, with an experiment or none and no other choice.
-    """
+    """Composes cells, and shared parts once; `known` was composed by Hydra, with an experiment or none and no more."""
 
     def __init__(self, known: Composed | None = None) -> None:
         self._known = known

@@ -157,10 +157,7 @@ _stored: dict[str, dict[str, Any]] = {}
 
 
 def register(overrides: Sequence[str] = ()) -> None:
-    """Offer Hydra the schema, every registered schedule, the user's folders and machines that overrides describe.
-
-    Safe to call twice.
-    """
+    """Offer Hydra the schema, all schedules, the user's folders and machines that overrides describe; also again."""
     refuse_targets(overrides)
     check_own_files(GROUPS, overrides)
     refuse_what_runs()

@@ -1,12 +1,14 @@
-"""Keys of a model's or a cluster's file, each with unit, range and an example."""
+"""Keys of a model's, a cluster's or a device's file (`keys.yaml`), and refusals of wrong ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine
 from rpbench.workload.architecture import unknown_key
+from rpbench.yaml_file import read_keys
 
 T = TypeVar("T")
 
@@ -18,45 +20,8 @@ class Key:
     example: str  # a value as it is typed
 
 
-_SIZE, _ABOVE, _SHARE = "a whole number of at least 1", "a number above 0", "above 0, at most 1"
-
-MODEL: Mapping[str, Key] = {
-    "num_layers": Key("decoder layers", _SIZE, "28"),
-    "hidden": Key("width of the residual stream", _SIZE, "3072"),
-    "heads": Key("attention heads of a layer", _SIZE + " that divides hidden, or give head_dim", "24"),
-    "vocab": Key("rows of embedding and head, tokens", _SIZE, "128_256"),
-    "key_value_heads": Key("heads of keys and values", "a divisor of heads; null: as many", "8"),
-    "head_dim": Key("width of one head", _SIZE + "; null: hidden / heads", "128"),
-    "inner": Key("inner width of the MLP", _SIZE + "; null: 4 * hidden", "8192"),
-    "seq_len": Key("tokens of one sequence", _SIZE, "2048"),
-}
-CLUSTER: Mapping[str, Key] = {
-    "num_devices": Key("accelerators of the host", _SIZE, "4"),
-    "device_memory_bytes": Key("memory of one device, bytes", _SIZE, "48_000_000_000"),
-    "host_memory_bytes": Key("memory of the host, bytes", _SIZE, "512_000_000_000"),
-    "matmul_flops_per_s": Key("matrix peak of a device in 16 bits, dense, FLOP/s", _ABOVE, "362.0e+12"),
-    "wide_matmul_flops_per_s": Key("the same where sums are in fp32, FLOP/s", _ABOVE, "362.0e+12"),
-    "matmul_efficiency": Key("fraction of that peak large products reach", _SHARE, "0.7"),
-    "wide_matmul_efficiency": Key("the same where sums are in fp32", _SHARE, "0.7"),
-    "attention_efficiency": Key("fraction of that peak fused attention reaches", _SHARE, "0.5"),
-    "memory_bytes_per_s": Key("a device's own memory, read and write together, bytes/s", _ABOVE, "864.0e+9"),
-    "memory_efficiency": Key("fraction of it element-wise kernels reach", _SHARE, "0.85"),
-    "host_to_device_bytes_per_s": Key("link of a device to the host, one way, nominal, bytes/s", _ABOVE, "32.0e+9"),
-    "copy_bytes_per_s": Key("the same as achieved from pinned memory, bytes/s", _ABOVE, "21.0e+9"),
-    "intra_bytes_per_s": Key("direct link, one way, bytes/s; null: over the host", _ABOVE, "null"),
-    "collective_bytes_per_s": Key("what a device sends in a ring over all devices, bytes/s", _ABOVE, "15.0e+9"),
-    "host_bytes_per_s": Key("the host's memory under an optimizer, all devices together, bytes/s", _ABOVE, "150.0e+9"),
-}
-GPU: Mapping[str, Key] = {
-    "flops_16": Key("matrix peak in 16 bits, dense, summed in fp32, FLOP/s", _ABOVE, "362.0e+12"),
-    "sustained_16": Key("fraction of that peak large products reach", _SHARE, "0.55"),
-    "memory_bytes": Key("its memory as the driver shows it, bytes", _SIZE, "48_305_799_168"),
-    "memory_bytes_per_s": Key("read and write together, bytes/s", _ABOVE, "864.0e+9"),
-    "sustained_memory": Key("fraction of it element-wise kernels reach", _SHARE, "0.85"),
-    "link_bytes_per_s": Key("to other devices, one way, bytes/s", _ABOVE, "32.0e+9"),
-    "host_link_bytes_per_s": Key("to its host, one way, nominal, bytes/s", _ABOVE, "32.0e+9"),
-    "multiprocessors": Key("units among which a product is dealt", _SIZE, "142"),
-}
+_FILE = read_keys(Path(__file__).with_suffix(".yaml"))
+MODEL, CLUSTER, GPU = ({name: Key(*row) for name, row in _FILE[group].items()} for group in ("model", "cluster", "gpu"))
 KEYS: Mapping[str, Mapping[str, Key]] = {"model": MODEL, "cluster": CLUSTER}
 
 

@@ -21,14 +21,11 @@ INNER = ("data", "tensor", "context")  # axes whose sizes make the group behind 
 
 @dataclass(frozen=True)
 class MeshChoice:
-    """A mesh as it was chosen.
-
-    Args:
-        machine: with as many devices as the mesh; None for a pipeline on one host, which is no mesh unless `mesh.shard`
-            is given: then it is timed as in a search over meshes, with the sum of a tied matrix.
-    """
+    """A mesh as it was chosen."""
 
     mesh: Mesh
+    # with as many devices as the mesh; None for a pipeline on one host, which is no mesh unless `mesh.shard` is
+    # given: then it is timed as in a search over meshes, with the sum of a tied matrix
     machine: Machine | None
     architecture: Architecture | None  # None without a shape
     software: Software

@@ -74,13 +74,7 @@ class ScheduleChoice:
 
 @dataclass(frozen=True)
 class Request:
-    """One run.
-
-    Args:
-        mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
-        pieces: microbatches of the schedule for each requested one; the workload's sequences are those of a piece. 1
-            except for schedules that halve microbatches.
-    """
+    """One run."""
 
     mode: Mode
     schedule: ScheduleChoice
@@ -115,7 +109,10 @@ class Request:
     subject: Mapping[str, Any]  # all that decides what the run measures, as plain data; files by their SHA-256
     notes: tuple[str, ...] = ()  # on how the choices were read, a sentence each
     software: "Software | None" = None  # whose kernels cost=analytic counts, if named
+    # None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices
     mesh: "MeshChoice | None" = None
+    # microbatches of the schedule for each requested one; the workload's sequences are those of a piece. 1 except for
+    # schedules that halve microbatches
     pieces: int = 1
 
     def mode_as(self, kind: type[M]) -> M:

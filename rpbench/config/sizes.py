@@ -42,10 +42,7 @@ def num_layers(config: RunConfig) -> int | None:
 
 
 def check_sizes(config: RunConfig, num_ranks: int) -> None:
-    """Refuse numbers that no table in memory holds, and unknown words.
-
-    `num_ranks` are the rows of the schedule; a mesh has more devices than that.
-    """
+    """Refuse numbers that no table in memory holds, and unknown words; `num_ranks` are the rows of the schedule."""
     at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
     for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget", "prefetch"):
         if (getattr(config, name) or 1) > _LARGEST:

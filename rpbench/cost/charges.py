@@ -33,22 +33,17 @@ if TYPE_CHECKING:  # machines are read from YAML, which the site's browser lacks
 
 @dataclass(frozen=True)
 class Charge:
-    """One kind of object that is transferred.
+    """One kind of object that is transferred."""
 
-    Args:
-        bytes_of: bytes for a whole stage; numbers, or arrays of stages.
-        exchanged: whether it is a collective between devices: a cause of its own, at the bandwidth of collectives.
-        place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
-        ends: kinds of computation that end with it, if it has no actions of its own. It lengthens them, takes longer on
-            a slower device as they do, and does not slow down other transfers on the same link.
-        lane: the link that these computations use.
-    """
-
-    bytes_of: Callable[[LayerSize, ModelBytes], Any]
+    bytes_of: Callable[[LayerSize, ModelBytes], Any]  # bytes for a whole stage; numbers, or arrays of stages
+    # whether it is a collective between devices: a cause of its own, at the bandwidth of collectives
     exchanged: bool = True
+    # puts it into the lanes of a schedule with steps; None: generators and their passes do
     place: Callable[[Schedule, "Machine"], Schedule] | None = None
+    # kinds of computation that end with it, if it has no actions of its own. It lengthens them, takes longer on a
+    # slower device as they do, and does not slow down other transfers on the same link
     ends: frozenset[Kind] = frozenset()
-    lane: str = "net"
+    lane: str = "net"  # the link that these computations use
 
 
 def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
@@ -117,14 +112,12 @@ def with_everything(
 ) -> Schedule:
     """The order with steps and all transfers, by the method's own lowering if it has one.
 
-    Streamed schedules move weights, gradients, boundary tensors and saved inputs through the host.
+    Streamed schedules move weights, gradients, boundary tensors and saved inputs through the host. Raises ScheduleError
+    if a link between devices has more than boundary tensors and sums, or SSDs are missing.
 
     Args:
         options: of the schedule, for the method's own lowering.
         prefetch: visits whose weights are loaded ahead, where weights are loaded for every visit.
-
-    Raises:
-        ScheduleError: if a link between devices has more than boundary tensors and sums, or SSDs are missing.
     """
     if entry.lower is not None:
         lowered = entry.lower(order, prefetch=prefetch, **(entry.options | dict(options)))
@@ -139,10 +132,8 @@ def with_everything(
 def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
     """The schedule with the transfers of every charge that has a pass.
 
-    Streamed schedules, and methods that move weights or gradients themselves, have all transfers already.
-
-    Raises:
-        ScheduleError: if a link between devices has more than boundary tensors, sums and activations.
+    Streamed schedules, and methods that move weights or gradients themselves, have all transfers already. Raises
+    ScheduleError if a link between devices has more than boundary tensors, sums and activations.
     """
     if schedule.weights is Weights.STREAMED or (has_transfers(schedule) and not moves_activations_alone(schedule)):
         return schedule

@@ -19,11 +19,9 @@ def constant_times(
 ) -> LayerTimes:
     """Layer times from those of one microbatch on one device, which has 1 / `num_devices` of the layers.
 
-    A chunk takes 1/v of the given times on a device that holds v chunks. Forward, input and weight gradient of the
-    head take `head_share` of them besides.
-
-    Raises:
-        ValueError: if a time is negative, infinite or not a number, or forward takes none.
+    A chunk takes 1/v of the given times on a device that holds v chunks. Forward, input and weight gradient of the head
+    take `head_share` of them besides. Raises ValueError if a time is negative, infinite or not a number, or forward
+    takes none.
     """
     names = ("forward_ms", "input_grad_ms", "weight_grad_ms", "recompute_ms", "hop_ms")
     given = (forward_ms, input_grad_ms, weight_grad_ms, recompute_ms, hop_ms)

@@ -23,20 +23,14 @@ LARGEST = 1e18  # milliseconds or bytes; sums of them stay finite
 class Layer:
     """One layer of a profile, for one minibatch.
 
-    Args:
-        node: its name in the edges.
-        operator: names that begin with `Input` stand for data, not for work.
-        activation_bytes: of its output.
-
-    Raises:
-        ValueError: if the name is empty, or a number is negative, not a number, or above `LARGEST`.
+    Raises ValueError if the name is empty, or a number is negative, not a number, or above `LARGEST`.
     """
 
-    node: str
-    operator: str
+    node: str  # its name in the edges
+    operator: str  # names that begin with `Input` stand for data, not for work
     forward_ms: float
     backward_ms: float
-    activation_bytes: float
+    activation_bytes: float  # of its output
     parameter_bytes: float
 
     def __post_init__(self) -> None:
@@ -58,9 +52,8 @@ T = TypeVar("T")
 class LayerGraph:
     """Layers and the edges between them, one connected graph without cycles.
 
-    Raises:
-        ValueError: if there is no layer, two have one name, an edge names no layer or stands twice, layers are not
-            connected, or there is a cycle.
+    Raises ValueError if there is no layer, two have one name, an edge names no layer or stands twice, layers are not
+    connected, or there is a cycle.
     """
 
     layers: tuple[Layer, ...]
@@ -143,8 +136,7 @@ def chain(layers: Sequence[Layer]) -> LayerGraph:
 def from_csv(nodes: str, edges: str) -> LayerGraph:
     """The graph of two CSV tables, given as texts.
 
-    Raises:
-        ValueError: for a column that is missing or not known, a cell that is no number, or a graph that cannot be.
+    Raises ValueError for a column that is missing or not known, a cell that is no number, or a graph that cannot be.
     """
     layers = []
     for line, row in _rows(nodes, NODE_COLUMNS, "nodes"):

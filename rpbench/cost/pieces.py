@@ -37,10 +37,7 @@ def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[
 
     Matrix products and the head scale with tokens. Attention scales with the keys that each query sees; its fraction of
     a layer's forward is its fraction of the FLOPs. The input gradient has twice its FLOPs, the weight gradient none. A
-    hop keeps its time, as in `of_piece`.
-
-    Args:
-        model: None: its attention is unknown, and everything scales with tokens.
+    hop keeps its time, as in `of_piece`. Without a `model` its attention is unknown, and everything scales with tokens.
     """
     tokens = sum(lengths) / num_tokens
     both = inputs = tokens

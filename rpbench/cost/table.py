@@ -20,18 +20,12 @@ _WITH_LOSS = ("forward", "backward", "input_grad")  # those with a layer's part 
 
 
 class Work(NamedTuple):
-    """The work of one action on its device, in the cost table's unit of time.
-
-    Args:
-        pre: recomputation, or the forward half of a fused stage, directly before `main`.
-        first_gradient: from the start of the action to the first layer's backward, for the artifact's metrics.
-        num_records: layer-level records that the artifact writes for the action.
-    """
+    """The work of one action on its device, in the cost table's unit of time."""
 
     main: Number
-    pre: Number = 0
-    first_gradient: Number = 0
-    num_records: int = 0
+    pre: Number = 0  # recomputation, or the forward half of a fused stage, directly before `main`
+    first_gradient: Number = 0  # from the start of the action to the first layer's backward, for the artifact's metrics
+    num_records: int = 0  # layer-level records that the artifact writes for the action
 
     def over(self, divisor: Number) -> "Work":
         """The same work in less time: on a faster device, or for a part of a microbatch."""
@@ -44,31 +38,22 @@ Members = tuple[tuple[Kind, int], ...]  # (kind, stage) of the plain actions tha
 
 @dataclass(frozen=True)
 class CostTable:
-    """Times of the actions of one schedule.
+    """Times of the actions of one schedule."""
 
-    Args:
-        work: per kind, the work of each stage (forward stages for F and R, backward stages otherwise).
-        hop: time of a boundary tensor between two devices.
-        recompute_ahead: whether `pre` of a backward may begin before its gradient arrives.
-        fused_ahead: whether `pre` of a fused stage may begin before its input arrives (see `published`).
-        units_per_second: 1000 when times are milliseconds.
-        overlap_gain: fraction of the shorter of two actions run together that is hidden behind the longer one.
-        speeds: of the devices; times are those of speed 1. Empty: all are equal.
-        transfer_time: time of a transfer over a link, in a schedule with transfers; None: `work` has it, or it is 0.
-        each: the costs of every microbatch of a step, where they differ. Actions of no microbatch, or of several, take
-            the costs of this table, those of the mean. Empty: all are equal.
-        carry: transfers at the end of actions of a kind and stage, whose time is added to their work.
-    """
-
+    # per kind, the work of each stage (forward stages for F and R, backward stages otherwise)
     work: Mapping[Kind, tuple[Work, ...]]
-    hop: Number = 0
-    recompute_ahead: bool = False
-    fused_ahead: bool = False
-    units_per_second: int = 1
-    overlap_gain: Number = 0
-    speeds: tuple[Number, ...] = ()
+    hop: Number = 0  # time of a boundary tensor between two devices
+    recompute_ahead: bool = False  # whether `pre` of a backward may begin before its gradient arrives
+    fused_ahead: bool = False  # whether `pre` of a fused stage may begin before its input arrives (see `published`)
+    units_per_second: int = 1  # 1000 when times are milliseconds
+    overlap_gain: Number = 0  # fraction of the shorter of two actions run together that is hidden behind the longer one
+    speeds: tuple[Number, ...] = ()  # of the devices; times are those of speed 1. Empty: all are equal
+    # time of a transfer over a link, in a schedule with transfers; None: `work` has it, or it is 0
     transfer_time: Callable[[Payload], Number | None] | None = None
+    # the costs of every microbatch of a step, where they differ. Actions of no microbatch, or of several, take the
+    # costs of this table, those of the mean. Empty: all are equal
     each: tuple["CostTable", ...] = ()
+    # transfers at the end of actions of a kind and stage, whose time is added to their work
     carry: Mapping[tuple[Kind, int], tuple[Payload, ...]] = field(default_factory=dict)
 
     def at(self, microbatch: int | None) -> "CostTable":
@@ -81,11 +66,7 @@ class CostTable:
         return self.at(other if one is None else one).hop
 
     def of(self, kind: Kind, stage: int) -> Work:
-        """The work of an action; communication and bookkeeping take no time of their own.
-
-        Raises:
-            ScheduleError: if the time of the action is unknown.
-        """
+        """The work of an action; communication and bookkeeping take no time. ScheduleError if its time is unknown."""
         if kind is Kind.STEP_REST:
             kind = Kind.STEP  # a payload says which part of the stage it is
         if kind in self.work:
@@ -152,41 +133,37 @@ def members_of(action: Action) -> Members:
 class LayerTimes:
     """Times of one microbatch through each layer; the head and loss belong to the last stage.
 
-    Args:
-        forward, recompute, backward: per layer, in model order; `backward` excludes recomputation.
-        head_forward, head_backward: norm, LM head and loss; never recomputed.
-        input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
-        step, head_step: the optimizer's step for the weights of each layer and of the head; empty or 0: not known.
-        rank_loss: part of every forward and every backward of a layer: the time that a rank loses per microbatch.
-        beside: slowdown of layers that run while weights come over a link, as a fraction.
-        shards, shards_along: factors of forward, backward and head under tensor parallelism: seconds of all devices
-            together over those of whole layers; `along` with sequence parallelism too. Empty: the same.
-        uncut, uncut_along: why layers cannot be cut into such shards; empty: they can, or it is not known.
-        hop, overlap_gain, speeds: as in `CostTable`.
-
-    Raises:
-        ValueError: if a time is negative, infinite or not a number, a speed is not above 0, or a gain not a share.
+    Raises ValueError if a time is negative, infinite or not a number, a speed is not above 0, or a gain not a share.
     """
 
+    # forward, recompute, backward: per layer, in model order; `backward` excludes recomputation
     forward: Sequence[Number]
     recompute: Sequence[Number]
     backward: Sequence[Number]
+    # head_forward, head_backward: norm, LM head and loss; never recomputed
     head_forward: Number = 0
     head_backward: Number = 0
+    # input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known
     input_grad: Sequence[Number] = ()
     weight_grad: Sequence[Number] = ()
     head_input_grad: Number = 0
     head_weight_grad: Number = 0
+    # hop, overlap_gain, speeds: as in `CostTable`
     hop: Number = 0
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
+    # step, head_step: the optimizer's step for the weights of each layer and of the head; empty or 0: not known
     step: Sequence[Number] = ()
     head_step: Number = 0
+    # part of every forward and every backward of a layer: the time that a rank loses per microbatch
     rank_loss: Number = 0
-    beside: Number = 0
+    beside: Number = 0  # slowdown of layers that run while weights come over a link, as a fraction
+    # shards, shards_along: factors of forward, backward and head under tensor parallelism: seconds of all devices
+    # together over those of whole layers; `along` with sequence parallelism too. Empty: the same
     shards: tuple[Number, ...] = ()
     shards_along: tuple[Number, ...] = ()
+    # uncut, uncut_along: why layers cannot be cut into such shards; empty: they can, or it is not known
     uncut: str = ""
     uncut_along: str = ""
 
@@ -209,8 +186,7 @@ class LayerTimes:
     def of_whole_microbatches(self, num_ranks: int, *, gathers: bool) -> "LayerTimes":
         """The times on devices that run all layers: per microbatch, time is lost on one rank, not on all.
 
-        Args:
-            gathers: whether weights of layers are gathered while other layers compute.
+        `gathers`: whether weights of layers are gathered while other layers compute.
         """
         less, more = self.rank_loss * (num_ranks - 1) / num_ranks, 1 + self.beside * gathers
         if not less and more == 1:
@@ -255,14 +231,13 @@ class LayerTimes:
     ) -> CostTable:
         """Times per stage of a partition, and per shard of the head where it is cut over the devices.
 
+        Raises ValueError if the partition does not cover the layers.
+
         Args:
             recompute_ahead, fused_ahead: as in `CostTable`.
             num_head_shards: equal shards of the head; 0: the last stage has the whole head.
             keeps_last: the last stage's backward recomputes nothing.
             keeps: layers of each backward stage that recompute nothing, the last of their stage; empty: none.
-
-        Raises:
-            ValueError: if the partition does not cover the layers.
         """
         spared = [*keeps] or [0] * len(partition.backward)
         if keeps_last:

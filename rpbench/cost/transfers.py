@@ -84,12 +84,11 @@ def moved_bytes(
 ) -> list[dict[str, int]]:
     """Bytes over the links of each device in the whole schedule, by lane and kind, such as `h2d LOAD:P`.
 
+    Raises ValueError if the schedule has no partition.
+
     Args:
         keeps: as in `StageBytes`.
         carry: transfers at the end of computations, as in `CostTable`.
-
-    Raises:
-        ValueError: if the schedule has no partition.
     """
     analysis = analysed(schedule)
     partition, index = analysis.schedule.partition, analysis.index
@@ -115,23 +114,15 @@ def moved_bytes(
 
 @dataclass(frozen=True)
 class TransferTimes:
-    """Times of transfers without others on their links: latency, and bytes at the bandwidth of the link.
-
-    Args:
-        units_per_second: 1000 for times in milliseconds.
-        optimizer: None: a STEP on lane host takes the time in the costs.
-        free: causes of a step (`cause_of`) whose transfers count as empty.
-        on_ssd: as in `Schedule`.
-        num_parts: devices with a shard of every matrix.
-    """
+    """Times of transfers without others on their links: latency, and bytes at the bandwidth of the link."""
 
     stages: StageBytes
     cluster: "Machine"
-    units_per_second: int = 1
-    optimizer: "OptimizerTraffic | None" = None
-    free: frozenset[str] = frozenset()
-    on_ssd: str = ""
-    num_parts: int = 1
+    units_per_second: int = 1  # 1000 for times in milliseconds
+    optimizer: "OptimizerTraffic | None" = None  # None: a STEP on lane host takes the time in the costs
+    free: frozenset[str] = frozenset()  # causes of a step (`cause_of`) whose transfers count as empty
+    on_ssd: str = ""  # as in `Schedule`
+    num_parts: int = 1  # devices with a shard of every matrix
     _known: dict[int, tuple[Payload, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, payload: Payload) -> float | None:
@@ -213,27 +204,18 @@ def _stages(ranges: Sequence[range], sizes: ModelBytes, num_shards: int, *, has_
 
 @dataclass(frozen=True)
 class OptimizerTraffic:
-    """Bytes of memory traffic per trained parameter, and figures of a step that go with it.
+    """Bytes of memory traffic per trained parameter, and figures of a step that go with it."""
 
-    Args:
-        on_host, on_device: bytes per parameter for an optimizer on the host, and on a device. Both read and write every
-            byte of state, so that smaller moments save twice their bytes.
-        device_bytes_per_s: bandwidth of a device's memory under element-wise kernels.
-        beside_s: seconds of a device's step that do not follow from its parameters: norm, logging, data.
-        beside: slowdown of computations beside a collective, as a fraction of the collective's seconds.
-        tied_s: seconds to sum the gradients of a tied matrix over the devices of embedding and head.
-        hop_latency_s: of one hop of a collective's ring.
-        hidden_sums: fraction of sums over shards of matrices that computation hides.
-    """
-
+    # on_host, on_device: bytes per parameter for an optimizer on the host, and on a device. Both read and write every
+    # byte of state, so that smaller moments save twice their bytes
     on_host: float
     on_device: float
-    device_bytes_per_s: float
-    beside_s: float = 0.0
-    beside: float = 0.0
-    tied_s: float = 0.0
-    hop_latency_s: float = 0.0
-    hidden_sums: float = 0.0
+    device_bytes_per_s: float  # bandwidth of a device's memory under element-wise kernels
+    beside_s: float = 0.0  # seconds of a device's step that do not follow from its parameters: norm, logging, data
+    beside: float = 0.0  # slowdown of computations beside a collective, as a fraction of the collective's seconds
+    tied_s: float = 0.0  # seconds to sum the gradients of a tied matrix over the devices of embedding and head
+    hop_latency_s: float = 0.0  # of one hop of a collective's ring
+    hidden_sums: float = 0.0  # fraction of sums over shards of matrices that computation hides
 
     def host_bytes(self, state: float, saved: float) -> float:
         """Traffic of the host's memory for an update of so much state, smaller by `saved` than in 32 bits."""
@@ -242,17 +224,14 @@ class OptimizerTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The transfers that are charged for a model on a cluster.
-
-    Args:
-        boundaries: whether boundary tensors are transfers, and hops take no time; None: they are where the schedule has
-            them in lanes or streams its weights, and where every stage has several devices, with no hop in between.
-        optimizer: None: it takes the time in the costs, and computations end without an exchange.
-    """
+    """The transfers that are charged for a model on a cluster."""
 
     sizes: ModelBytes
     cluster: "Machine"
+    # whether boundary tensors are transfers, and hops take no time; None: they are where the schedule has them in
+    # lanes or streams its weights, and where every stage has several devices, with no hop in between
     boundaries: bool | None = None
+    # None: it takes the time in the costs, and computations end without an exchange
     optimizer: OptimizerTraffic | None = None
 
     def times(self, schedule: Schedule, units_per_second: int, keeps: Sequence[int] | None = None) -> TransferTimes:
@@ -264,10 +243,7 @@ class Traffic:
         return TransferTimes(stages, self.cluster, units_per_second, self.optimizer, **more)
 
     def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
-        """Times to move the saved activations of a microbatch to the host and back, (2, backward stages).
-
-        Without other transfers on the links.
-        """
+        """Times to move a microbatch's saved activations to the host and back over free links, (2, backward stages)."""
         times = TransferTimes(StageBytes(partition, self.sizes), self.cluster, units_per_second)
         stages = range(len(partition.backward))
         return tuple(
@@ -278,8 +254,7 @@ class Traffic:
     def charged(self, schedule: Schedule, costs: CostTable, keeps: Sequence[int] | None = None) -> CostTable:
         """The costs with the times of a schedule's transfers and optimizer.
 
-        Args:
-            keeps: as in `StageBytes`; all activations of these layers move.
+        `keeps`: as in `StageBytes`; all activations of these layers move.
         """
         if costs.each:
             pairs = list(zip(costs.each, self.sizes.of_each, strict=True))
@@ -333,9 +308,7 @@ def slowed_by_exchanges(
     """Forwards and backwards of replicas, slowed by gathers and sums of a step beside them; empty for others.
 
     Where weights are gathered for every visit, layers are slowed already (`LayerTimes.of_whole_microbatches`).
-
-    Args:
-        beside: as in `OptimizerTraffic`.
+    `beside`: as in `OptimizerTraffic`.
     """
     shape, net = schedule.shape, schedule.lanes[0].get("net", ())
     n = shape.num_ranks * shape.outer_replicas

@@ -61,11 +61,7 @@ class Explanation:
             "ratio": exp(self.total),
             "log_ratio": self.total,
             "causes": [self._row(name, part) for name, part in self.parts.items()],
-            "unexplained": {
-                "log": self.rest,
-                "factor": exp(self.rest),
-                "share_of_difference": self._share(self.rest),
-            },
+            "unexplained": {"log": self.rest, "factor": exp(self.rest), "share_of_difference": self._share(self.rest)},
             "a": _plain(self.a),
             "b": _plain(self.b),
         }

@@ -97,11 +97,7 @@ def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) 
 
 
 def listed(
-    kinds: Iterable[Kind],
-    stages: Iterable[int],
-    microbatches: Iterable[int],
-    part: int = 0,
-    moved: str | None = None,
+    kinds: Iterable[Kind], stages: Iterable[int], microbatches: Iterable[int], part: int = 0, moved: str | None = None
 ) -> list[Action]:
     """The actions of these kinds, stages and microbatches, place by place; all move one object, or none."""
     empty = repeat(None)
@@ -138,8 +134,7 @@ _TOKEN = re.compile(
 def parse(token: str) -> Action:
     """The action a token stands for.
 
-    Raises:
-        ValueError: if a character of the token is left over, or if its kind lacks a field or takes none of that name.
+    Raises ValueError if a character of the token is left over, or if its kind lacks a field or takes none of that name.
     """
     if token.startswith("("):
         return _parse_overlap(token)
@@ -300,8 +295,7 @@ def joined(rows: Sequence[PlainRow]) -> PlainRow:
 def in_turn(first: PlainRow, second: PlainRow, num_ahead: int) -> PlainRow:
     """`num_ahead` actions of the first row, then one of each row in turn, then the rest of the second row.
 
-    Raises:
-        ValueError: if the rows differ in length.
+    Raises ValueError if the rows differ in length.
     """
     if len(second) != len(first):
         raise ValueError(f"{len(first)} and {len(second)} actions: as many of both go in turn")

@@ -89,11 +89,7 @@ class Shape:
             )
 
     def check_length(self, num_tokens: int) -> None:
-        """Refuse sequences that cannot be cut in equal slices under sequence parallelism.
-
-        Raises:
-            ValueError: with the nearest lengths that can be cut.
-        """
+        """Refuse sequences without equal slices under sequence parallelism; ValueError with the nearest that can."""
         if self.sequence_parallel:
             check_slices(num_tokens, self.num_ranks, "schedule.sequence_parallel")
 
@@ -120,11 +116,7 @@ class Shape:
 
     @property
     def chunks_per_rank(self) -> int:
-        """Stages on each rank (v in papers).
-
-        Raises:
-            ValueError: if the stages cannot be dealt evenly.
-        """
+        """Stages on each rank (v in papers); ValueError if the stages cannot be dealt evenly."""
         chunks, rest = divmod(self.num_stages, self.num_ranks)
         if rest or not chunks:
             raise ValueError(
@@ -150,29 +142,22 @@ class Schedule:
     """An order of work: for every device, lanes of actions that run one after another.
 
     A generator gives one row of compute actions per device; passes in `rpbench.passes.lower` add the other lanes.
-
-    Args:
-        shape: the sizes it was made for.
-        rows: per device either its compute row, or a mapping lane -> row.
-        name: registered name of the generator.
-        policy: which weights forward and backward read (`rpbench.ir.policy`).
-        weights: bound to a device, or streamed to where the work is.
-        placement: per stage the devices that may hold it; empty when nothing is declared.
-        partition: the layers behind the stages, when known.
-        told: fields of a record by which a searching generator describes its result; not compared.
-        late_rest: under policy selective, which columns are stepped at once, and when the others are.
-        on_ssd: objects that live on SSDs instead of in the host's memory: "O", optimizer state, "OP", weights as well.
     """
 
-    shape: Shape
+    shape: Shape  # the sizes it was made for
+    # per device either its compute row, or a mapping lane -> row
     rows: tuple[Any, ...]  # as given; `Lanes` for every device once constructed
-    name: str = ""
-    policy: Policy = Policy.FLUSH
-    weights: Weights = Weights.BOUND
+    name: str = ""  # registered name of the generator
+    policy: Policy = Policy.FLUSH  # which weights forward and backward read (`rpbench.ir.policy`)
+    weights: Weights = Weights.BOUND  # bound to a device, or streamed to where the work is
+    # per stage the devices that may hold it; empty when nothing is declared
     placement: tuple[tuple[int, ...], ...] = ()
-    partition: Partition | None = None
+    partition: Partition | None = None  # the layers behind the stages, when known
+    # fields of a record by which a searching generator describes its result; not compared
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    # under policy selective, which columns are stepped at once, and when the others are
     late_rest: LateRest | None = None
+    # objects that live on SSDs instead of in the host's memory: "O", optimizer state, "OP", weights as well
     on_ssd: str = ""
 
     def __post_init__(self) -> None:
@@ -283,14 +268,11 @@ def kinds_of(row: Row) -> Set[Kind]:
 
 
 def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
-    """Refuse a shape that has not one stage on each rank.
+    """Refuse a shape that has not one stage on each rank; ValueError for another number of stages than ranks.
 
     Args:
         name: of the schedule.
         other: a schedule that takes several stages a rank, named in the error.
-
-    Raises:
-        ValueError: for another number of stages than ranks.
     """
     if shape.num_stages != shape.num_ranks:
         raise ValueError(
@@ -347,11 +329,7 @@ def _header(schedule: Schedule) -> str:
 
 
 def from_text(source: str) -> Schedule:
-    """The schedule a text stands for.
-
-    Raises:
-        ScheduleError: naming the line, and the token if one is malformed.
-    """
+    """The schedule a text stands for; ScheduleError naming the line, and the token if one is malformed."""
     lines = source.splitlines()
     if len(lines) < 2 or lines[0] != f"# {SCHEMA}":
         raise ScheduleError(f"not a schedule: the first line must be '# {SCHEMA}', the second its sizes")

@@ -31,24 +31,15 @@ class Timeline:
 
     The sequences (arrays, lists, exact fractions) are kept as given, not copied. Their unit is a second or a fraction
     of it, so that times which are whole milliseconds stay exact.
-
-    Args:
-        schedule: what ran.
-        start: first moment of each action.
-        main: end of a recomputation or forward inside the action; equals `start` if there is none.
-        end: last moment of each action.
-        exposed: how much later each action started than it would have with free hops.
-        comm_total: time of all hops together.
-        units_per_second: 1000 when the times are milliseconds.
     """
 
-    schedule: Schedule
-    start: Column
-    main: Column
-    end: Column
-    exposed: Column
-    comm_total: Any
-    units_per_second: int = 1
+    schedule: Schedule  # what ran
+    start: Column  # first moment of each action
+    main: Column  # end of a recomputation or forward inside the action; equals `start` if there is none
+    end: Column  # last moment of each action
+    exposed: Column  # how much later each action started than it would have with free hops
+    comm_total: Any  # time of all hops together
+    units_per_second: int = 1  # 1000 when the times are milliseconds
 
     def __post_init__(self) -> None:
         expected = self.schedule.num_actions
@@ -132,11 +123,8 @@ class Timeline:
     def from_csv(cls, source: str, schedule: Schedule, *, comm_total: float) -> "Timeline":
         """The timeline that `to_csv` wrote for this schedule, in seconds.
 
-        Args:
-            comm_total: time of all hops together, in seconds; the rows lack it.
-
-        Raises:
-            ValueError: naming the first row that does not belong to the schedule.
+        Raises ValueError naming the first row that does not belong to the schedule. `comm_total`: time of all hops
+        together, in seconds; the rows lack it.
         """
         rows = list(csv.reader(io.StringIO(source)))
         expected = [[str(device), lane, text(action)] for device, lane, row in schedule.items() for action in row]

@@ -150,10 +150,7 @@ def made_by(make: Make) -> Iterator[None]:
 
 
 class Adapter(nn.Module):
-    """Two thin matrices whose product is added to a frozen weight.
-
-    Source: Hu et al., "LoRA", ICLR'22, section 4.1.
-    """
+    """Two thin matrices whose product is added to a frozen weight (Hu et al., "LoRA", ICLR'22, section 4.1)."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, experts: tuple[int, ...]) -> None:
         super().__init__()

@@ -12,10 +12,7 @@ IN_SLOTS = "times are slots, not seconds; cost=analytic or other costs in second
 
 
 def clock(row: Mapping[str, Any]) -> Clock:
-    """The unit of a record's fields that end in `_s`: slots for `cost=unit` on a virtual clock, or a dry run.
-
-    An imported record says it itself.
-    """
+    """The unit of fields that end in `_s`: slots for `cost=unit` on a virtual clock, a dry run, or an import's word."""
     evidence = row.get("evidence")
     in_slots = evidence == "dry" or (row.get("cost") == "unit" and evidence == "simulated")
     return "slots" if in_slots or row.get("clock") == "slots" else "seconds"

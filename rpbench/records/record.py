@@ -122,10 +122,7 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(parsed_values: dict[str, Any]) -> bool:
-    """Whether values that were read match their digest.
-
-    Raises ValueError, RecursionError or OverflowError for values that JSON cannot hold.
-    """
+    """Whether values match their digest; ValueError, RecursionError or OverflowError for what JSON cannot hold."""
     return parsed_values.get("digest") == _digest_of_parsed(parsed_values)
 
 

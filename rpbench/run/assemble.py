@@ -73,10 +73,7 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
 
 
 def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> float:
-    """Seconds by which the last computation would end sooner if no transfer took time.
-
-    Nor would the host's optimizer, where its bytes are charged.
-    """
+    """Seconds by which the last computation would end sooner if no transfer and no charged optimizer took time."""
     free = simulate_graph(graph, replace(costs, transfer_time=None), less)
     return float(timeline.last_compute - free.last_compute) / timeline.units_per_second
 

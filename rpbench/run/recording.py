@@ -173,7 +173,7 @@ def origin() -> Fields:
 def run(request: Request) -> list[Record]:
     """Records of a request, made or found, on disk on return; ValueError if it is wrong, with nothing written."""
     mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
-    return list(mode.records(request))
+    return list(mode.records(request)) if hasattr(mode, "records") else [recorded(request, mode.prepare)]
 
 
 @contextmanager

@@ -35,12 +35,7 @@ class PlanBatch:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        times: LayerTimes,
-        *,
-        recompute_ahead: bool = False,
-        fused_ahead: bool = False,
+        self, graph: Graph, times: LayerTimes, *, recompute_ahead: bool = False, fused_ahead: bool = False
     ) -> None:
         name, plain = graph.schedule.name, {member for members in graph.slots for member in members}
         kinds = {kind for kind, _ in plain}

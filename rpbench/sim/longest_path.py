@@ -26,14 +26,11 @@ def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
 
 
 def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = (), *, compiles: bool = False) -> Timeline:
-    """Time a graph that is already built, in floats or Fractions.
+    """Time a graph that is already built, in floats or Fractions; ScheduleError if the costs lack an action.
 
     Args:
         less: by topological position, how much shorter an action is than the costs say; empty: not at all.
         compiles: whether to use the compiled loop for a small graph too; times are then floats.
-
-    Raises:
-        ScheduleError: if the costs lack an action.
     """
     slot, works = shortened(*works_by_slot(graph, costs), less)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
@@ -104,11 +101,7 @@ def microbatches_of(graph: Graph) -> Ints:
 
 
 def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
-    """The slot of every action, by topological position, and the work of each slot.
-
-    Raises:
-        ScheduleError: if the costs lack an action.
-    """
+    """Every action's slot, by topological position, and each slot's work; ScheduleError if the costs lack an action."""
     costs = costs.of_order(graph.schedule.shape)
     slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(graph.slots))])
     if not costs.each:

@@ -28,17 +28,9 @@ from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.timeline import Timeline
+from rpbench.sim import longest_path
 from rpbench.sim.fair_shares import Edges, Servers, Works, timed
 from rpbench.sim.graph import COMPILE_FROM, Graph
-from rpbench.sim.longest_path import (
-    all_hops,
-    hop_times,
-    late_edges,
-    microbatches_of,
-    shortened,
-    simulate_graph,
-    works_by_slot,
-)
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -56,7 +48,7 @@ def simulate_charged(graph: Graph, costs: CostTable, less: Sequence[float] = ())
     """When each action runs at costs that may charge transfers, on shared links where the cluster has them."""
     if isinstance(costs.transfer_time, TransferTimes) and shares_links(graph, costs):
         return simulate_links(graph, costs, costs.transfer_time, less)
-    return simulate_graph(graph, costs, less)
+    return longest_path.simulate_graph(graph, costs, less)
 
 
 def shares_links(graph: Graph, costs: CostTable) -> bool:
@@ -75,7 +67,7 @@ class MovingGraph:
         """When each action runs, in the costs' unit: as `simulate_charged`."""
         if isinstance(costs.transfer_time, TransferTimes) and shares_links(self._graph, costs):
             return _simulate(self._graph, self._waits, costs, costs.transfer_time, compiles=True)
-        return simulate_graph(self._graph, costs, compiles=True)
+        return longest_path.simulate_graph(self._graph, costs, compiles=True)
 
 
 class _Waits:
@@ -96,11 +88,11 @@ def _simulate(
     graph: Graph, waits: _Waits, costs: CostTable, times: TransferTimes, less: Sequence[float] = (), *, compiles: bool
 ) -> Timeline:
     num = graph.num_actions
-    slot, works = shortened(*works_by_slot(graph, costs), less)
+    slot, works = longest_path.shortened(*longest_path.works_by_slot(graph, costs), less)
     pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
     amount, server, servers, capacity = _amounts(graph, times, [own.transfer_time for own in costs.each])
     found = timed(
-        waits.edges._replace(delay=hop_times(graph, costs), late=late_edges(graph, costs)),
+        waits.edges._replace(delay=longest_path.hop_times(graph, costs), late=longest_path.late_edges(graph, costs)),
         Works(pre, np.where(amount > 0, 0.0, main), amount, server, np.full(num, -1), np.zeros(num, np.int64)),
         servers,
         (capacity, capacity),
@@ -110,7 +102,9 @@ def _simulate(
         compiles=compiles,
     )
     start, begun, end, exposed = (column[graph.rank] for column in found)
-    return Timeline(graph.schedule, start, begun, end, exposed, all_hops(graph, costs), costs.units_per_second)
+    return Timeline(
+        graph.schedule, start, begun, end, exposed, longest_path.all_hops(graph, costs), costs.units_per_second
+    )
 
 
 def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[Floats, Integers, Servers, Floats]:
@@ -121,7 +115,7 @@ def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[F
     cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
     flows = [[_flow(payload, own) for payload in graph.payload] for own in (*each, times)]
     if each:
-        microbatch = microbatches_of(graph)
+        microbatch = longest_path.microbatches_of(graph)
         table = np.where(microbatch < 0, -1, microbatch % len(each))
     complexes, num = np.zeros(graph.num_actions, np.int32), 0
     if cluster.devices_per_root_complex is not None and cluster.root_complex_bytes_per_s is not None:

@@ -23,22 +23,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rpbench.config import configuration
 from rpbench.config.choices import ConfigError, first_line
-from rpbench.config.configuration import (
-    CONF,
-    GROUPS,
-    composed_of,
-    explained,
-    in_our_words,
-    not_swept,
-    options_of,
-    quoted,
-    refuse_old_spellings,
-    register,
-)
 from rpbench.config.request import load, request_of
 from rpbench.cost.hardware.machine import devices_named
-from rpbench.places import ORDERS
+from rpbench.places import CONF, ORDERS
 from rpbench.records.manifest import STATES, Journal, Plan
 from rpbench.registry import unknown_name
 from rpbench.run.recording import emit, run
@@ -138,10 +127,10 @@ def sweep(arguments: Sequence[str]) -> int:
 
     All runs of a multirun are tried; the worst decides.
     """
-    overrides, terms, is_dry = split_terms(quoted([item for item in arguments if item not in _MULTIRUN]))
+    overrides, terms, is_dry = split_terms(configuration.quoted([item for item in arguments if item not in _MULTIRUN]))
     if flag := next((item for item in overrides if item.startswith("-")), None):
         raise ConfigError(f"unknown option {flag}: runs take key=value, and -m for a sweep; see rpbench --help")
-    refuse_old_spellings(overrides)
+    configuration.refuse_old_spellings(overrides)
     _check_choices(overrides)
     try:
         if any(item in _MULTIRUN for item in arguments):
@@ -165,7 +154,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
 def _tell_of_sweep(experiment: str | None, overrides: Sequence[str]) -> None:
     """Say that a single run of an experiment is none of its cells where it leaves out what the experiment sweeps."""
-    if experiment is not None and (keys := not_swept(experiment, overrides)):
+    if experiment is not None and (keys := configuration.not_swept(experiment, overrides)):
         print(
             f"rpbench: experiment={experiment} is a sweep over {', '.join(keys)}, and without -m this is one run with "
             "their defaults; put -m before the words for all of its cells",
@@ -197,20 +186,20 @@ def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, al
 
 def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
     """Run all combinations of the swept values by Hydra's launcher; raises the first error of a cell."""
-    register(overrides)
+    configuration.register(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3", job_name="rpbench"):
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
-            with in_our_words(overrides):
+            with configuration.in_our_words(overrides):
                 config = hydra.compose_config("config", [*overrides], RunMode.MULTIRUN, with_log_configuration=False)
             if config.hydra.callbacks and not any("callbacks" in item for item in overrides):
                 raise ConfigError("hydra.callbacks: they run code; name them by hydra/callbacks=NAME, and in no file")
             context = HydraContext(config_loader=hydra.config_loader, callbacks=cast(Any, _Callbacks(config)))
             _sweep_with(config, context, terms, is_dry=is_dry)
     except (HydraException, OmegaConfBaseException) as error:
-        raise explained(error, overrides) from None
+        raise configuration.explained(error, overrides) from None
     except (ValueError, OSError, RunFailed):
         raise
     except Exception as error:  # outside of any run, such as a killed worker
@@ -292,7 +281,7 @@ class _Here:
 def _work(plan: Plan, cells: Mapping[int, Sequence[str]], terms: Terms, node: DictConfig) -> None:
     """The work of one worker, in the process that the launcher started."""
     job = cast(DictConfig, HydraConfig.get())
-    Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, composed_of(node, job)).work()
+    Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, configuration.composed_of(node, job)).work()
 
 
 def _work_by_jobs(
@@ -305,15 +294,15 @@ def _work_by_jobs(
 def _job(node: DictConfig) -> None:
     """One run for a sweeper that is not ours."""
     job = cast(DictConfig, HydraConfig.get())
-    _carry_out(request_of(composed_of(node, job)), Journal())
+    _carry_out(request_of(configuration.composed_of(node, job)), Journal())
 
 
 def _check_choices(overrides: Sequence[str]) -> None:
     """Refuse unknown options of a group before the first run of a sweep begins."""
     for item in overrides:
         group, equals, value = item.lstrip("+").partition("=")
-        for name in value.split(",") if equals and group in GROUPS else ():
-            known, option = options_of(group), name.strip()
+        for name in value.split(",") if equals and group in configuration.GROUPS else ():
+            known, option = configuration.options_of(group), name.strip()
             if group == "cluster" and name not in known and devices_named(name) is not None:
                 continue
             if group == "schedule" and option.endswith(ORDERS):

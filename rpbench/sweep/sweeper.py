@@ -22,16 +22,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
 from rpbench.config.choices import ConfigError
-from rpbench.records.manifest import (
-    FAILED,
-    NOT_APPLICABLE,
-    PLANNED,
-    Plan,
-    is_settled,
-    manifest_name,
-    recall,
-    write_plan,
-)
+from rpbench.records import manifest
 from rpbench.records.provenance import usable_cores
 from rpbench.records.record import check_writable
 from rpbench.run.recording import emit
@@ -46,13 +37,13 @@ EVERY_S = 10.0
 class Progress:
     """Prints every ten seconds how many cells have ended, and the time left."""
 
-    def __init__(self, results: Path, plan: Plan) -> None:
+    def __init__(self, results: Path, plan: manifest.Plan) -> None:
         self._results, self._plan = results, plan
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> None:
-        cells = recall(self._results, self._plan)
+        cells = manifest.recall(self._results, self._plan)
         self._before, self._began = _num_ended(cells), time.monotonic()
         print(f"rpbench: {_number(cells)}, {self._before} with an end on record: {self._plan.name}", file=sys.stderr)
         self._thread.start()
@@ -63,7 +54,7 @@ class Progress:
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
-            cells = recall(self._results, self._plan)
+            cells = manifest.recall(self._results, self._plan)
             print(line(cells, self._before, time.monotonic() - self._began), file=sys.stderr)
 
 
@@ -80,14 +71,14 @@ def _number(cells: Sequence[Any]) -> str:
 
 
 def _num_ended(cells: Sequence[Any]) -> int:
-    return sum(cell.state != PLANNED for cell in cells)
+    return sum(cell.state != manifest.PLANNED for cell in cells)
 
 
 def _counts(cells: Sequence[Any]) -> str:
     return ", ".join(f"{number} {state}" for state, number in sorted(Counter(cell.state for cell in cells).items()))
 
 
-def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Terms) -> None:
+def conclude(results: Path, plan: manifest.Plan, workers: Sequence[JobReturn], terms: Terms) -> None:
     """Count the cells of a sweep that is over.
 
     Raises RunFailed if one failed or did not end, ConfigError if one is not applicable, and the error of a worker.
@@ -96,20 +87,20 @@ def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Ter
         if worker.status is JobStatus.FAILED:
             error: Any = worker._return_value
             raise error if isinstance(error, Exception) else RunFailed(f"a worker broke: {error}")
-    cells = recall(results, plan)
+    cells = manifest.recall(results, plan)
     print(f"rpbench: {_number(cells)}: {_counts(cells)}", file=sys.stderr)
-    for state, kind in ((FAILED, RunFailed), (NOT_APPLICABLE, ConfigError)):
+    for state, kind in ((manifest.FAILED, RunFailed), (manifest.NOT_APPLICABLE, ConfigError)):
         found = [cell for cell in cells if cell.state == state]
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise kind(f"cell {found[0].number} ({found[0]}): {found[0].reason}{more}")
-    left = [cell for cell in cells if cell.state == PLANNED]
+    left = [cell for cell in cells if cell.state == manifest.PLANNED]
     if left and not terms.only and not terms.fail_fast:
         raise RunFailed(f"{len(left)} cells did not end; the same command goes on with them")
 
 
 MOST_CELLS = 1_000_000
-Work = Callable[[Plan, Mapping[int, Sequence[str]], Terms, DictConfig], None]
+Work = Callable[[manifest.Plan, Mapping[int, Sequence[str]], Terms, DictConfig], None]
 
 
 @dataclass(frozen=True)
@@ -138,7 +129,7 @@ class ManifestSweeper:
             raise ConfigError(f"nothing to sweep: {what} gives no value; name at least one")
         results = Path(self.config.hydra.sweep.dir)
         check_writable(results, "results_dir")
-        plan = write_plan(results, self._experiment, arguments, cells)
+        plan = manifest.write_plan(results, self._experiment, arguments, cells)
         left = self._left(results, plan, cells)
         launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, left, self.terms)))
         number = _num_workers(self.config.hydra.launcher, len(left))
@@ -148,13 +139,13 @@ class ManifestSweeper:
             ended = launcher.launch(batch, initial_job_idx=0) if left else ()
         conclude(results, plan, ended, self.terms)
 
-    def _left(self, results: Path, plan: Plan, cells: Sequence[Sequence[str]]) -> dict[int, Sequence[str]]:
+    def _left(self, results: Path, plan: manifest.Plan, cells: Sequence[Sequence[str]]) -> dict[int, Sequence[str]]:
         """The cells that run, by number; the records of others, which the manifest alone shows to hold, are printed."""
-        chosen = [cell for cell in recall(results, plan) if self.terms.chooses(cell)]
+        chosen = [cell for cell in manifest.recall(results, plan) if self.terms.chooses(cell)]
         left = {}
         for cell in chosen:
             overrides = cells[cell.number]
-            rows = None if self.terms.asks_again(cell) else is_settled(results, cell, overrides)
+            rows = None if self.terms.asks_again(cell) else manifest.is_settled(results, cell, overrides)
             if rows is None:
                 left[cell.number] = overrides
             for row in rows or ():
@@ -165,7 +156,7 @@ class ManifestSweeper:
 
     def preview(self, arguments: Sequence[str], out: TextIO) -> None:
         """Print a line of JSON for each cell of the command line: what would run, and what is there."""
-        name = manifest_name(self._experiment, arguments)
+        name = manifest.manifest_name(self._experiment, arguments)
         rows, cells, said = Summary(), self.cells(arguments), time.monotonic()
         for row in preview(Path(self.config.hydra.sweep.dir), name, cells):
             print(json.dumps(row), file=out)

@@ -38,10 +38,7 @@ LEADERS = 3  # rows of each model in the table of options
 
 
 def contest_numbers(experiments: Experiments) -> pd.DataFrame:
-    """The rows of every schedule by model, also those that do not fit; MissingRuns without one of them.
-
-    Schedules that refuse every setting have no row.
-    """
+    """Every schedule's row by model, none if it refuses every setting; MissingRuns without one of the others."""
     rows, manifest = experiments.cells(EXPERIMENT), experiments.manifest(EXPERIMENT)
     if manifest is None:
         raise MissingRuns(f"experiment={EXPERIMENT} has not been run here")

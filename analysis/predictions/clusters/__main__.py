@@ -16,7 +16,7 @@ _MADE = {
 }
 # Command -> the page with its table between marks, and the text.
 _TOLD = {
-    "memory": (memory_holdout.PAGE, lambda rows: memory_holdout.table_text(memory_holdout.summaries(rows))),
+    "memory": (memory_holdout.PAGE, memory_holdout.table_text),
     "league": (writing.PAGE, league.table_text),
     "outcomes": (writing.PAGE, lambda _: writing.table_text(writing.summary())),
 }

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
@@ -133,53 +132,29 @@ def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
     }
 
 
-class Summary(NamedTuple):
-    """Absolute errors of a part: medians over rows and over configurations, and counts of runs out of memory."""
+def table_text(table: Sequence[Mapping[str, str]]) -> str:
+    """Absolute errors of each part, medians over rows and over configurations, and counts of runs out of memory.
 
-    part: Part
-    num_rows: int
-    num_configurations: int
-    fitted: float
-    held_out: float
-    by_configuration: float
-    p90: float
-    false_oom: int
-    met_oom: int
-    oom: int
+    The table has a given row once for each axis.
+    """
+    heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM"
+    found = ((part, [row for row in table if row["part"] == part.name]) for part in PARTS)
+    return tables.markdown(heads, (_cells(part, own) for part, own in found))
 
 
-def summaries(table: Sequence[Mapping[str, str]]) -> list[Summary]:
-    """A summary of each part from the table, which has a given row once for each axis."""
-    return [_summary(part, [row for row in table if row["part"] == part.name]) for part in PARTS]
-
-
-def _summary(part: Part, table: Sequence[Mapping[str, str]]) -> Summary:
+def _cells(part: Part, table: Sequence[Mapping[str, str]]) -> list[str]:
     printed = [row for row in table if row["memory_bytes"]]
     errors = sorted(abs(float(row["error"])) for row in printed)
     fitted = [abs(float(row["fitted_bytes"]) / float(row["memory_bytes"]) - 1) for row in printed]
     names = sorted({row["configuration"] for row in printed})
     each = [median(abs(float(row["error"])) for row in printed if row["configuration"] == name) for name in names]
-    dead = [row for row in table if row["verdict"] == "oom"]
-    return Summary(
-        part,
-        len({row["id"] for row in printed}),
-        len(names),
-        median(fitted),
-        median(errors),
-        median(each),
-        errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-        len({row["id"] for row in table if row["verdict"] == "ok" and row["predicted_verdict"] == "oom"}),
-        len({row["id"] for row in dead if row["predicted_verdict"] == "oom"}),
-        len({row["id"] for row in dead}),
-    )
-
-
-def table_text(found: Sequence[Summary]) -> str:
-    rows = []
-    for each in found:
-        values = [f"{100 * value:.1f} %" for value in (each.fitted, each.held_out, each.by_configuration, each.p90)]
-        bar = f"{100 * each.part.bar:.3g} %" if each.part.bar else "-"
-        dead = f"{each.false_oom}" + (f"; {each.met_oom} of {each.oom} found" if each.oom else "")
-        rows.append([each.part.name, f"{each.num_rows} ({each.num_configurations})", *values, bar, dead])
-    heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM"
-    return tables.markdown(heads, rows)
+    p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    dead = {row["id"] for row in table if row["verdict"] == "oom"}
+    called = {row["id"] for row in table if row["predicted_verdict"] == "oom"}
+    return [
+        part.name,
+        f"{len({row['id'] for row in printed})} ({len(names)})",
+        *(f"{100 * value:.1f} %" for value in (median(fitted), median(errors), median(each), p90)),
+        f"{100 * part.bar:.3g} %" if part.bar else "-",
+        f"{len(called - dead)}" + (f"; {len(called & dead)} of {len(dead)} found" if dead else ""),
+    ]

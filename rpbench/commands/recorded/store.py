@@ -47,9 +47,7 @@ _STAMP = ("file_ns", "file_bytes")  # columns of a pack that no record has
 
 
 def canonical(results: Path) -> list[Record]:
-    """Every sound record of a folder by run_id, without times of day and machine, nested values as JSON text;
-    ValueError if there is none.
-    """
+    """Every sound record by run_id, without times of day and machine, nested values as JSON; ValueError for none."""
     rows = [_flat(row) for row in record.read_all(results)]
     _check_some(rows, results)
     return rows

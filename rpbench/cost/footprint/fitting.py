@@ -58,11 +58,9 @@ def undominated(levels: Ints) -> Ints:
 def levels_of(analysis: Analysis, each: Sequence[float] = (), parts: Sequence[float] = (1.0,)) -> list[Ints]:
     """Microbatches in flight of each stage at the peaks, for each device, (moments, columns).
 
-    A microbatch counts `each` (1 if empty, or if activations move), and between I and W a part of that.
-
-    Args:
-        parts: between I and W, of activations, of logits and of stage inputs. The first has a column for each stage;
-            the second, if given, one more; the third, if given, one more for each stage.
+    A microbatch counts `each` (1 if empty, or if activations move), and between I and W a part of that. `parts`:
+    between I and W, of activations, of logits and of stage inputs. The first has a column for each stage; the second,
+    if given, one more; the third, if given, one more for each stage.
     """
     schedule = analysis.schedule
     stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)

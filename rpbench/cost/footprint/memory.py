@@ -27,6 +27,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from rpbench.ir.checks.residency import inputs_stay, moves_activations, peak_kep
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.lower import add_steps
+from rpbench.yaml_file import read_keys
 
 BOUNDARY_BUFFERS = 4  # boundary tensors of a streamed stage: two arrive, two leave
 STAYING_BUFFERS = 2  # a stage's input and output, where neither leaves the device
@@ -58,16 +60,13 @@ def classes_of(
     keeps: Sequence[int] | None = None,
     analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
-    """Bytes of each class of tensors at the peak of every device.
+    """Bytes of each class of tensors at the peak of every device; ValueError if the schedule has no partition.
 
     Args:
         in_flight: most stage inputs at a time on each device of a bound schedule (`rpbench.sim.memory.peak_in_flight`).
         keeps: layers of each backward stage whose activations are saved; empty: none; None: all or none, by
             `sizes.keeps_activations`.
         analysis: of the schedule, if there is one already.
-
-    Raises:
-        ValueError: if the schedule has no partition.
     """
     cut = schedule.partition
     if cut is None:
@@ -407,30 +406,13 @@ def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, 
     return list(dict.fromkeys(runs)) or [(None,) * (depth + 1)]
 
 
-_WAYS_OUT = {
-    "weights": ("take more devices", "schedule=roundpipe, which streams the weights"),
-    "stashed weights": ("take more devices", "a schedule that keeps one version, such as 1f1b"),
-    "gathered weights": ("take more and smaller stages", "schedule=zero_3, which gathers them stage by stage"),
-    "gradients on their way": ("take more and smaller stages",),
-    "gradients": ("take more devices", "schedule=roundpipe, which holds one stage's gradients at a time"),
-    "optimizer state": ("take more devices", "schedule=roundpipe, which keeps it on the host"),
-    "kept by trials": ("take more devices", "schedule=zero_2, which tries nothing"),
-    "prefetched weights": ("take more stages", "let partition=search find smaller ones"),
-    "kept stage inputs": ("take smaller microbatches", "a schedule with fewer in flight such as 1f1b"),
-    "activations": ("take smaller microbatches", "recompute=all", "a schedule with fewer in flight such as 1f1b"),
-    "recomputed activations": ("take smaller microbatches", "more stages"),
-    "activations between halves": ("take smaller microbatches", "a schedule whose backward is in one piece"),
-}
-_STREAMED_WAYS_OUT = {
-    "weights": ("take more stages", "let partition=search find smaller ones"),
-    "gradients": ("take more stages", "let partition=search find smaller ones"),
-}
+_WAYS_OUT = read_keys(Path(__file__).with_name("ways_out.yaml"))
 
 
 def _way_out(schedule: Schedule, largest: str) -> str:
     """What to do about the largest class of tensors, without the name of the schedule that runs."""
-    streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
-    first, *others = (_WAYS_OUT | streamed).get(largest, ("take smaller microbatches",))
+    known = _WAYS_OUT["bound"] | (_WAYS_OUT["streamed"] if schedule.weights is Weights.STREAMED else {})
+    first, *others = known.get(largest, ("take smaller microbatches",))
     own = re.compile(rf"(schedule=|such as ){re.escape(schedule.name)}\b")
     others = [way for way in others if not (schedule.name and own.search(way))]
     return ", ".join([first, *others[:-1], *(f"or {way}" for way in others[-1:])])

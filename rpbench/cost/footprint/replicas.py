@@ -55,18 +55,13 @@ def shares_or_offloads(schedule: Schedule) -> bool:
 
 
 def host_bytes(
-    schedule: Schedule,
-    sizes: ModelBytes,
-    analysis: Analysis | None = None,
-    shares: "ReplicaShares | None" = None,
+    schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None, shares: "ReplicaShares | None" = None
 ) -> int:
     """Bytes in the host's memory: weights loaded for every visit, gradients stored, and state updated there.
 
     Streamed schedules have everything there, with a step's inputs for recomputation unless those stay on the device. Of
-    objects on SSDs, the host has one layer for each device, in transfer.
-
-    Args:
-        analysis, shares: of the same actions, if known; they are the same for every cut.
+    objects on SSDs, the host has one layer for each device, in transfer. `analysis` and `shares`: of the same actions,
+    if known; they are the same for every cut.
     """
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
@@ -110,10 +105,8 @@ def _states(sizes: ModelBytes) -> int:
 def least_host_bytes(analysis: Analysis | None, sizes: ModelBytes) -> int:
     """A lower bound on the host's bytes for every cut: each layer is in the stage with least of it on the host.
 
-    Inputs for recomputation are left out; 0 if there are objects on SSDs.
-
-    Args:
-        analysis: None: of any order that streams all stages from the host.
+    Inputs for recomputation are left out; 0 if there are objects on SSDs. `analysis`: None for any order that streams
+    all stages from the host.
     """
     if analysis is None:
         return _states(sizes)

@@ -30,30 +30,22 @@ class LayerSize(NamedTuple):
     """Bytes of a layer or a stage.
 
     Integers, floats where a mesh divides a layer, or arrays of the stages of many cuts, (plans, stages).
-
-    Args:
-        activations: of one microbatch.
-        inputs: of one microbatch, if every layer is recomputed from its own input; 0: only the input of a stage is
-            saved, and all its layers are recomputed together.
     """
 
     weights: Any
     gradients: Any
     optimizer: Any
-    activations: Any = 0
+    activations: Any = 0  # of one microbatch
+    # of one microbatch, if every layer is recomputed from its own input; 0: only the input of a stage is saved, and
+    # all its layers are recomputed together
     inputs: Any = 0
 
 
 class LayerActivations(NamedTuple):
-    """Bytes of one microbatch in one layer.
+    """Bytes of one microbatch in one layer."""
 
-    Args:
-        whole: held from F on.
-        for_weights: the part held until W; I frees the rest.
-    """
-
-    whole: float
-    for_weights: float
+    whole: float  # held from F on
+    for_weights: float  # the part held until W; I frees the rest
 
 
 UNKNOWN = LayerActivations(1, 1)  # of unknown layers: all is held until W
@@ -61,36 +53,27 @@ UNKNOWN = LayerActivations(1, 1)  # of unknown layers: all is held until W
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of a model's layers for one microbatch size.
+    """Sizes of a model's layers for one microbatch size."""
 
-    Args:
-        layers: the decoder layers, in model order.
-        embedding, head: of the first and of the last stage.
-        boundary: of the tensor between two stages, for one microbatch.
-        logits, logits_chunk: of a whole microbatch, and of one chunk of tokens under a chunked loss.
-        keeps_activations: whether they are saved from forward to backward; otherwise the input of a stage is.
-        until_weights: fraction of the saved activations that is held until W; I frees the rest.
-        logits_until_weights: the same of logits, whose gradient W needs.
-        each: tokens of every microbatch of a step over those of the largest, for which the sizes are; empty: all are
-            equal.
-        working: further buffers of a backward, where stages are bound to devices.
-        tied: embedding and head are one matrix, of which a device with both has one copy; otherwise there are two.
-        summed_bytes, reduced_bytes: of a gradient value where a device accumulates it, and where replicas sum it. All
-            other sizes of gradients are in 16 bits.
-    """
-
-    layers: tuple[LayerSize, ...]
+    layers: tuple[LayerSize, ...]  # the decoder layers, in model order
+    # embedding, head: of the first and of the last stage
     embedding: LayerSize
     head: LayerSize
-    boundary: int
+    boundary: int  # of the tensor between two stages, for one microbatch
+    # logits, logits_chunk: of a whole microbatch, and of one chunk of tokens under a chunked loss
     logits: int
     logits_chunk: int
+    # whether they are saved from forward to backward; otherwise the input of a stage is
     keeps_activations: bool = False
-    until_weights: float = 1.0
-    logits_until_weights: float = 1.0
+    until_weights: float = 1.0  # fraction of the saved activations that is held until W; I frees the rest
+    logits_until_weights: float = 1.0  # the same of logits, whose gradient W needs
+    # tokens of every microbatch of a step over those of the largest, for which the sizes are; empty: all are equal
     each: tuple[float, ...] = ()
-    working: int = 0
+    working: int = 0  # further buffers of a backward, where stages are bound to devices
+    # embedding and head are one matrix, of which a device with both has one copy; otherwise there are two
     tied: bool = False
+    # summed_bytes, reduced_bytes: of a gradient value where a device accumulates it, and where replicas sum it. All
+    # other sizes of gradients are in 16 bits
     summed_bytes: int = BYTES_PER_VALUE
     reduced_bytes: int = BYTES_PER_VALUE
 
@@ -157,8 +140,7 @@ class DeviceMemory:
 def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | None = None) -> ModelBytes:
     """Sizes of a model's layers; a tied matrix counts twice, in embedding and head.
 
-    Args:
-        kept: activations of a layer, in bytes of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
+    `kept`: activations of a layer, in bytes of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
     """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     state = OPTIMIZER_BYTES if model.optimizer_bits == 32 else OPTIMIZER_BYTES_8

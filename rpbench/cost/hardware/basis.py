@@ -16,18 +16,12 @@ COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # fi
 
 @dataclass(frozen=True)
 class Basis:
-    """Named constants with their origins, and a record of those that were read.
-
-    Args:
-        values: numbers by name; a cluster's figures under their field names.
-        declared: origin of each.
-        read: names of the constants read so far.
-    """
+    """Named constants with their origins, and a record of those that were read."""
 
     cluster_name: str
-    values: Mapping[str, float]
-    declared: Mapping[str, Declared]
-    read: set[str] = field(default_factory=set, compare=False)
+    values: Mapping[str, float]  # numbers by name; a cluster's figures under their field names
+    declared: Mapping[str, Declared]  # origin of each
+    read: set[str] = field(default_factory=set, compare=False)  # names of the constants read so far
 
     def __getitem__(self, name: str) -> float:
         """The value of a constant; ValueError if there is none, as a prediction has no silent defaults."""
@@ -76,11 +70,8 @@ def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, An
 def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
     """A cluster's figures together with the numbers of the frameworks in `COUNTED`.
 
-    Args:
-        constants, declared: replace numbers of frameworks and their origins.
-
-    Raises:
-        ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
+    Raises ValueError for a constant that is no finite number of at least 0, or a wrong declaration. `constants` and
+    `declared`: replace numbers of frameworks and their origins.
     """
     for name, value in constants.items():
         if not is_finite(value) or value < 0:

@@ -28,22 +28,15 @@ INTERVAL = (5.0, 95.0)  # percentiles
 class CollectiveRate:
     """The measured rate of a collective.
 
-    Args:
-        name: one of `COLLECTIVES`.
-        num_ranks: in the measurement.
-        bytes_per_s: bus bandwidth; `_low` and `_high` are the ends of its 90 % interval.
-        latency_s: of the whole collective; `_low` and `_high` likewise.
-
-    Raises:
-        ValueError: for an unknown collective, fewer than 2 ranks, or an impossible number.
+    Raises ValueError for an unknown collective, fewer than 2 ranks, or an impossible number.
     """
 
-    name: str
-    num_ranks: int
-    bytes_per_s: float
+    name: str  # one of `COLLECTIVES`
+    num_ranks: int  # in the measurement
+    bytes_per_s: float  # bus bandwidth; `_low` and `_high` are the ends of its 90 % interval
     bytes_per_s_low: float
     bytes_per_s_high: float
-    latency_s: float
+    latency_s: float  # of the whole collective; `_low` and `_high` likewise
     latency_s_low: float
     latency_s_high: float
 
@@ -87,13 +80,8 @@ def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) 
     """Latency and bandwidth fitted to seconds of a collective, with bootstrap intervals.
 
     The fit minimises relative errors, so that small sizes decide the latency and large ones the bandwidth. For the
-    intervals, repeats of every size are drawn again.
-
-    Args:
-        samples: bytes of the tensor -> seconds of each repeat.
-
-    Raises:
-        ValueError: for fewer than two sizes, or seconds that are not above 0.
+    intervals, repeats of every size are drawn again. Raises ValueError for fewer than two sizes, or seconds that are
+    not above 0. `samples`: bytes of the tensor -> seconds of each repeat.
     """
     sizes = sorted(samples)
     if len(sizes) < 2:

@@ -16,20 +16,13 @@ ORIGINS = ("vendor", "published", "counted", "assumed", "fitted", "measured", "c
 class Declared:
     """The origin of one constant.
 
-    Args:
-        origin: one of `ORIGINS`.
-        source: document or reasoning, for readers.
-        within: one standard deviation of the constant, relative to its value.
-        cells: for a fitted constant, the cells it was fitted to, as `table/system/platform/model`.
-
-    Raises:
-        ValueError: for an unknown origin, a negative deviation, no source, or a fit without cells.
+    Raises ValueError for an unknown origin, a negative deviation, no source, or a fit without cells.
     """
 
-    origin: str
-    source: str
-    within: float = 0.0
-    cells: tuple[str, ...] = ()
+    origin: str  # one of `ORIGINS`
+    source: str  # document or reasoning, for readers
+    within: float = 0.0  # one standard deviation of the constant, relative to its value
+    cells: tuple[str, ...] = ()  # for a fitted constant, the cells it was fitted to, as `table/system/platform/model`
 
     def __post_init__(self) -> None:
         if self.origin not in ORIGINS:

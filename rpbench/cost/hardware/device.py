@@ -40,48 +40,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator. Peaks are dense.
-
-    Args:
-        memory_bytes: by the driver where that is known, else by the data sheet.
-        flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported.
-        sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
-        attention_flops_per_s: of fused attention, forward, by generation of the kernel.
-        link_bytes_per_s: to other devices of its domain, one way.
-        host_link_bytes_per_s: to its host, one way, nominal; None: as machines have it where nothing is said.
-        host_bytes_per_s: of the memory of its own processor, under an optimizer or copies; None: it has none.
-        peer_to_peer: whether devices copy to each other without the host in between.
-        machine: its usual machine in `conf/cluster/`; None: no file has it.
-        multiprocessors: units that compute the tiles of a product.
-        sustained_memory: share of the memory's bandwidth that element-wise kernels reach.
-        usual: whether it is chosen where a name fits several devices of a chip.
-        eager: figures that differ under the eager kernels of the RoundPipe paper's systems, by their names in a machine
-            (`EAGER`): products may be summed in 16 bits there, at twice the rate on GeForce.
-        declared: for each number its origin; see `rpbench.cost.hardware.declared`.
-
-    Raises:
-        ValueError: for a number that is not finite and above 0, or a share above 1.
-    """
+    """One accelerator; peaks are dense. ValueError for a number that is not finite and above 0, or a share above 1."""
 
     name: str
+    # flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported
     flops_16: float
-    memory_bytes: int
+    memory_bytes: int  # by the driver where that is known, else by the data sheet
     memory_bytes_per_s: float
-    link_bytes_per_s: float
-    multiprocessors: int
+    link_bytes_per_s: float  # to other devices of its domain, one way
+    multiprocessors: int  # units that compute the tiles of a product
+    # sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach
     sustained_16: float
+    # of fused attention, forward, by generation of the kernel
     attention_flops_per_s: Mapping[str, float] = field(hash=False)
     flops_8: float | None = None
     flops_4: float | None = None
     sustained_8: float = 0.6
     sustained_4: float = 0.5
-    sustained_memory: float = 0.85
+    sustained_memory: float = 0.85  # share of the memory's bandwidth that element-wise kernels reach
+    # to its host, one way, nominal; None: as machines have it where nothing is said
     host_link_bytes_per_s: float | None = None
+    # of the memory of its own processor, under an optimizer or copies; None: it has none
     host_bytes_per_s: float | None = None
-    peer_to_peer: bool = True
-    machine: str | None = None
-    usual: bool = False
+    peer_to_peer: bool = True  # whether devices copy to each other without the host in between
+    machine: str | None = None  # its usual machine in `conf/cluster/`; None: no file has it
+    usual: bool = False  # whether it is chosen where a name fits several devices of a chip
+    # figures that differ under the eager kernels of the RoundPipe paper's systems, by their names in a machine
+    # (`EAGER`): products may be summed in 16 bits there, at twice the rate on GeForce
     eager: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # for each number its origin; see `rpbench.cost.hardware.declared`
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -144,21 +131,16 @@ class Device:
 class Ssd:
     """The SSDs of a host together, with evenly distributed data. They read or write, not both at a time.
 
-    Args:
-        bytes: capacity.
-        read_bytes_per_s, write_bytes_per_s: sustained.
-        endurance_bytes: that may be written in their lifetime; None: not known.
-        declared: for each number its origin; see `rpbench.cost.hardware.declared`.
-
-    Raises:
-        ValueError: for a number that is not finite and above 0.
+    Raises ValueError for a number that is not finite and above 0.
     """
 
     name: str
-    bytes: float
+    bytes: float  # capacity
+    # read_bytes_per_s, write_bytes_per_s: sustained
     read_bytes_per_s: float
     write_bytes_per_s: float
-    endurance_bytes: float | None = None
+    endurance_bytes: float | None = None  # that may be written in their lifetime; None: not known
+    # for each number its origin; see `rpbench.cost.hardware.declared`
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -189,8 +171,7 @@ def _check_numbers(own: "Device | Ssd", group: str, names: Sequence[str]) -> Non
 def ssds_named(text: str) -> Ssd:
     """SSDs of a file in ssd/, such as `samsung_990_pro_4tb`, or several: `2x_samsung_990_pro_4tb`.
 
-    Raises:
-        ValueError: for an unknown name, with the nearest, or a user's file that describes no SSD.
+    Raises ValueError for an unknown name, with the nearest, or a user's file that describes no SSD.
     """
     count, name = found.groups() if (found := re.fullmatch(r"([1-9]\d*) ?x[ _]?(.+)", text)) else ("1", text)
     path = file_of("ssd", name)
@@ -204,9 +185,8 @@ def ssds_named(text: str) -> Ssd:
 def device(name: str) -> Device:
     """The accelerator of a file in gpu/, by its name as people write it: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
-    Raises:
-        ValueError: for a name that fits several files, with these, or none, with the nearest, or a user's file that
-            describes no accelerator.
+    Raises ValueError for a name that fits several files, with these, or none, with the nearest, or a user's file that
+    describes no accelerator.
     """
     known = [path.stem for path in files_of("gpu")]
     fitting = [name] if name in known else [each for each in known if _fits(name, each)]

@@ -35,84 +35,60 @@ _USUAL: Mapping[str, tuple[float, float, str]] = {
 class Machine:
     """Hosts and their devices, all of one kind. None: *without limit* for memory and rates, *not known* for others.
 
-    Args:
-        name: as in `conf/cluster/`.
-        gpu: kind of its devices; None where only figures are known, as of a calibrated machine.
-        num_devices: of all nodes; None: as many as a run asks for.
-        devices_per_node: of one host; None: all.
-        domain: devices joined by the fast links; 0: those of a node.
-        device_memory_bytes: memory of one device.
-        matmul_flops_per_s: peak rate of one device in the precision of the workload.
-        host_to_device_bytes_per_s: one way, one device alone on its link; nominal where `copy_bytes_per_s` is known.
-        device_to_host_bytes_per_s: the other way; None: as fast.
-        intra_bytes_per_s: between two devices of a domain, one way; None: through the host, as fast as to it.
-        inter_bytes_per_s: a device's part of its node's network cards, one way.
-        intra_latency_s, inter_latency_s: of one hop of a collective.
-        transfer_latency_s: from the start of a transfer to its first byte.
-        devices_per_root_complex: neighbours that share a PCIe root complex; None: each has its own.
-        root_complex_bytes_per_s: of all its devices together, one way; None: without limit.
-        host_memory_bytes_per_s: of all devices together, both ways; None: `host_bytes_per_s`.
-        price_usd_per_hour: rent of the whole machine.
-        device_speeds: of devices that differ, over that of the device on which costs were measured; None: all are
-            equal. They divide the time of work, not that of transfers.
-        published_name: the machine's name in `analysis/published/`; None: without published numbers.
-        reserved_memory_bytes: of a device's memory, for contexts and libraries of a process.
-        wide_matmul_flops_per_s: peak where products are summed in fp32; lower than the other on consumer devices.
-        matmul_efficiency, wide_matmul_efficiency, attention_efficiency, memory_efficiency: shares of the peaks that
-            large products (of either kind), fused attention and element-wise kernels reach.
-        memory_bytes_per_s: of a device's own memory, read and write together.
-        copy_bytes_per_s: reached by one device from or to pinned host memory, one way.
-        collective_bytes_per_s: reached by each device in a ring collective inside a domain ("bus bandwidth"); None: a
-            share of the links, which a framework's file gives.
-        host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
-        host_memory_bytes: memory of a host.
-        ssd: the SSDs of a host; None: training may use none.
-        launch_s: time of a layer on its device beside its operators: interpreter and launches.
-        measured: constants of `cost=analytic` that replace the general ones (`rpbench.cost.hardware.measured`); empty
-            where the machine was not calibrated (`python -m rpbench calibrate`).
-        collectives: rates that replace those of links (`rpbench.cost.hardware.collective_rates`), measured over several
-            ranks of a host by `python -m rpbench calibrate ranks=N`.
-        declared: for each number its origin; see `rpbench.cost.hardware.declared`.
-
-    Raises:
-        ValueError: for a number that is not finite and above 0, a share above 1, or devices that do not fill nodes.
+    Raises ValueError for a number that is not finite and above 0, a share above 1, or devices that do not fill nodes.
     """
 
-    name: str
-    num_devices: int | None = None
-    device_memory_bytes: int | None = None
-    matmul_flops_per_s: float | None = None
+    name: str  # as in `conf/cluster/`
+    num_devices: int | None = None  # of all nodes; None: as many as a run asks for
+    device_memory_bytes: int | None = None  # memory of one device
+    matmul_flops_per_s: float | None = None  # peak rate of one device in the precision of the workload
+    # one way, one device alone on its link; nominal where `copy_bytes_per_s` is known
     host_to_device_bytes_per_s: float | None = None
-    price_usd_per_hour: float | None = None
+    price_usd_per_hour: float | None = None  # rent of the whole machine
+    # of devices that differ, over that of the device on which costs were measured; None: all are equal. They divide
+    # the time of work, not that of transfers
     device_speeds: tuple[float, ...] | None = None
-    device_to_host_bytes_per_s: float | None = None
+    device_to_host_bytes_per_s: float | None = None  # the other way; None: as fast
+    # between two devices of a domain, one way; None: through the host, as fast as to it
     intra_bytes_per_s: float | None = None
-    transfer_latency_s: float = 0.0
-    devices_per_root_complex: int | None = None
-    root_complex_bytes_per_s: float | None = None
-    host_memory_bytes_per_s: float | None = None
-    published_name: str | None = None
-    reserved_memory_bytes: int | None = None
+    transfer_latency_s: float = 0.0  # from the start of a transfer to its first byte
+    devices_per_root_complex: int | None = None  # neighbours that share a PCIe root complex; None: each has its own
+    root_complex_bytes_per_s: float | None = None  # of all its devices together, one way; None: without limit
+    host_memory_bytes_per_s: float | None = None  # of all devices together, both ways; None: `host_bytes_per_s`
+    published_name: str | None = None  # the machine's name in `analysis/published/`; None: without published numbers
+    reserved_memory_bytes: int | None = None  # of a device's memory, for contexts and libraries of a process
+    # peak where products are summed in fp32; lower than the other on consumer devices
     wide_matmul_flops_per_s: float | None = None
+    # matmul_efficiency, wide_matmul_efficiency, attention_efficiency, memory_efficiency: shares of the peaks that
+    # large products (of either kind), fused attention and element-wise kernels reach
     matmul_efficiency: float | None = None
     wide_matmul_efficiency: float | None = None
     attention_efficiency: float | None = None
-    memory_bytes_per_s: float | None = None
+    memory_bytes_per_s: float | None = None  # of a device's own memory, read and write together
     memory_efficiency: float | None = None
-    copy_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = None  # reached by one device from or to pinned host memory, one way
+    # reached by each device in a ring collective inside a domain ("bus bandwidth"); None: a share of the links, which
+    # a framework's file gives
     collective_bytes_per_s: float | None = None
+    # traffic of the host's memory under an optimizer or many copies, all devices together
     host_bytes_per_s: float | None = None
-    host_memory_bytes: int | None = None
-    launch_s: float | None = None
-    gpu: Device | None = None
-    ssd: Ssd | None = None
-    devices_per_node: int | None = None
-    domain: int = 0
-    inter_bytes_per_s: float | None = None
+    host_memory_bytes: int | None = None  # memory of a host
+    launch_s: float | None = None  # time of a layer on its device beside its operators: interpreter and launches
+    gpu: Device | None = None  # kind of its devices; None where only figures are known, as of a calibrated machine
+    ssd: Ssd | None = None  # the SSDs of a host; None: training may use none
+    devices_per_node: int | None = None  # of one host; None: all
+    domain: int = 0  # devices joined by the fast links; 0: those of a node
+    inter_bytes_per_s: float | None = None  # a device's part of its node's network cards, one way
+    # intra_latency_s, inter_latency_s: of one hop of a collective
     intra_latency_s: float = 3e-6
     inter_latency_s: float = 10e-6
+    # constants of `cost=analytic` that replace the general ones (`rpbench.cost.hardware.measured`); empty where the
+    # machine was not calibrated (`python -m rpbench calibrate`)
     measured: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # rates that replace those of links (`rpbench.cost.hardware.collective_rates`), measured over several ranks of a
+    # host by `python -m rpbench calibrate ranks=N`
     collectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    # for each number its origin; see `rpbench.cost.hardware.declared`
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -191,10 +167,8 @@ class Machine:
     def with_devices(self, num_devices: int) -> "Machine":
         """The machine with so many devices: whole nodes, or a part of one; the price changes in proportion.
 
-        Of devices that differ in speed, the fastest are taken, in their order.
-
-        Raises:
-            ValueError: if the devices do not fill nodes.
+        Of devices that differ in speed, the fastest are taken, in their order. Raises ValueError if the devices do not
+        fill nodes.
         """
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: at least 1")
@@ -213,10 +187,8 @@ class Machine:
     def device(self) -> Device:
         """One of its devices; of a machine without `gpu`, with the rates that were measured.
 
-        Without a memory of its own, a device has an equal part of its host's.
-
-        Raises:
-            ValueError: if neither the kind of device nor its figures are known, with the way out.
+        Without a memory of its own, a device has an equal part of its host's. Raises ValueError if neither the kind of
+        device nor its figures are known, with the way out.
         """
         if self.gpu is not None:
             return self.gpu.with_figures({name: getattr(self, name) for name in IN_MACHINE})
@@ -311,8 +283,7 @@ OLD_NAMES = {"device_to_device_bytes_per_s": "intra_bytes_per_s", "nodes": "num_
 def machine_of(values: Mapping[str, Any]) -> Machine:
     """The machine of a file's keys; missing values come from its devices' file, then from `_USUAL`.
 
-    Raises:
-        ValueError: for an unknown key or device, with the nearest, or a number that cannot be.
+    Raises ValueError for an unknown key or device, with the nearest, or a number that cannot be.
     """
     known = [each.name for each in fields(Machine)]
     for key in values:
@@ -346,8 +317,7 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
 def devices_named(text: str) -> dict[str, Any] | None:
     """The keys of a machine from a text such as `4x_l40s`: devices in their usual machine. None for other texts.
 
-    Raises:
-        ValueError: for a kind of device that is not known.
+    Raises ValueError for a kind of device that is not known.
     """
     found = re.fullmatch(r"([1-9]\d*) ?x[ _]?(.+)", text)
     if found is None:

@@ -1,1 +1,1 @@
-"""Modes: what a run is for. Each module turns a request into records."""
+"""Modes: what a run is for. Each module prepares the work of a request (`prepare`), or makes its `records`."""

@@ -14,9 +14,8 @@ from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
 from rpbench.predict.systems import system
-from rpbench.records.record import Record
 from rpbench.run.layer_times import numbers_on
-from rpbench.run.recording import Outcome, Work, recorded
+from rpbench.run.recording import Outcome, Work
 from rpbench.run.scheduled import collection_paused
 from rpbench.workload.architecture import Architecture
 
@@ -62,12 +61,8 @@ _NEEDED = ("device_memory_bytes", "host_memory_bytes", "copy_bytes_per_s", "host
 _STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
 
 
-def records(request: Request) -> list[Record]:
-    """The record of a prediction; ValueError if model, cluster or system lacks something."""
-    return [recorded(request, _prepare)]
-
-
-def _prepare(request: Request) -> Work:
+def prepare(request: Request) -> Work:
+    """The prediction of a request; ValueError if model, cluster or system lacks something."""
     case, by_action = case_of(request), request.mode_as(Predict).by_action
     with collection_paused():
         outcome = Outcome(published_run_fields(case, request.cluster) if by_action else fields_of(predict(case)))

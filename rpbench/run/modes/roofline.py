@@ -4,27 +4,16 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError, Roofline
 from rpbench.config.request import Request
-from rpbench.cost.roofline import (
-    ideal_bubble_fraction,
-    operational_intensity,
-    recompute_time_s,
-    reload_time_s,
-    smallest_compute_bound_batch,
-)
-from rpbench.records.record import Record
+from rpbench.cost import roofline
 from rpbench.registry import unknown_name
-from rpbench.run.recording import Outcome, Work, recorded
+from rpbench.run.recording import Outcome, Work
 from rpbench.workload.counts import CONVENTIONS
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # sequences per upload, as in figure 5
 
 
-def records(request: Request) -> list[Record]:
-    """The record of a model's closed forms; ValueError if model or cluster lacks a number."""
-    return [recorded(request, _prepare)]
-
-
-def _prepare(request: Request) -> Work:
+def prepare(request: Request) -> Work:
+    """The closed forms of a model; ValueError if model or cluster lacks a number."""
     mode, model, cluster = request.mode_as(Roofline), request.given_model, request.cluster
     convention = next((each for each in CONVENTIONS if each == mode.convention), None)
     if convention is None:
@@ -34,8 +23,8 @@ def _prepare(request: Request) -> Work:
             f"mode=roofline needs the rates of a machine, cluster={cluster.name} has none; try 8x_rtx4090"
         )
     tokens = request.workload.microbatch_sequences * model.seq_len
-    recompute = recompute_time_s(model, tokens, cluster.matmul_flops_per_s, convention)
-    reload = reload_time_s(model, tokens, cluster.host_to_device_bytes_per_s, convention)
+    recompute = roofline.recompute_time_s(model, tokens, cluster.matmul_flops_per_s, convention)
+    reload = roofline.reload_time_s(model, tokens, cluster.host_to_device_bytes_per_s, convention)
     ridge = cluster.matmul_flops_per_s / cluster.host_to_device_bytes_per_s
     fields: dict[str, Any] = {
         "evidence": "derived",
@@ -43,11 +32,11 @@ def _prepare(request: Request) -> Work:
         "recompute_s": recompute,
         "reload_s": reload,
         "reload_over_recompute": reload / recompute,
-        "ideal_bubble": ideal_bubble_fraction(model.num_layers, request.num_devices, request.num_microbatches),
+        "ideal_bubble": roofline.ideal_bubble_fraction(model.num_layers, request.num_devices, request.num_microbatches),
         "batch_sequences": list(BATCHES),
-        "intensity_flop_per_byte": [operational_intensity(model, batch, convention) for batch in BATCHES],
+        "intensity_flop_per_byte": [roofline.operational_intensity(model, batch, convention) for batch in BATCHES],
         "ridge_flop_per_byte": ridge,
-        "smallest_compute_bound_batch": smallest_compute_bound_batch(model, ridge, convention),
+        "smallest_compute_bound_batch": roofline.smallest_compute_bound_batch(model, ridge, convention),
         "total_parameters": model.total_parameters,
         "trainable_parameters": model.trainable_parameters,
         "forward_flops_per_token": model.forward_flops(1, convention),

@@ -6,9 +6,8 @@ from typing import Any
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
-from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled, exposed_s
-from rpbench.run.recording import Outcome, Work, recorded
+from rpbench.run.recording import Outcome, Work
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.freezing import check_freezable, freeze
 from rpbench.sim.longest_path import simulate_graph
@@ -30,10 +29,6 @@ def _frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str,
     if assembled.transfers is not None:
         fields["transfer_exposed_s"] = exposed_s(found.timeline, graph, costs, found.less)
     return found.timeline, fields
-
-
-def records(request: Request) -> list[Record]:
-    return [recorded(request, prepare)]
 
 
 def prepare(request: Request) -> Work:

@@ -6,7 +6,8 @@ without optimizer and recomputation.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from rpbench import registry
 from rpbench.config.choices import ConfigError, TorchDuel
@@ -26,24 +27,25 @@ from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.request import SAME_NAME, TorchRequest, make_request
 
 
-@dataclass(frozen=True)
-class TorchTeams:
-    """Contenders on threads, and on ranks that each hold all of the others."""
+def torch_teams(
+    requests: Mapping[str, TorchRequest],
+    costs: Mapping[str, CostTable],
+    stall_s: float,
+    entrants: Sequence[Contender],
+    stack: ExitStack,
+) -> Iterator[tuple[str, Team]]:
+    """Contenders on threads, and on ranks that each hold all of the others; these end after `stall_s` without progress.
 
-    requests: Mapping[str, TorchRequest]  # by contender
-    costs: Mapping[str, CostTable]  # schedule -> times that order the programs of our engine
-    stall_s: float  # after so long without progress the ranks end
-
-    def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        cores, num_ranks = usable_cores(), next(iter(self.requests.values())).num_ranks
-        backend = stack.enter_context(CpuBackend(cores))
-        ranks = stack.enter_context(Ranks(num_ranks, self.stall_s))
-        for entrant in entrants:
-            request = self.requests[entrant.name]
-            if entrant.role == THREADS:
-                yield entrant.name, ThreadTeam(request, self.costs[entrant.schedule], backend)
-            else:
-                yield entrant.name, RankTeam(entrant.name, request, ranks, cores)
+    `requests` are by contender; `costs`, by schedule, order the programs of our engine.
+    """
+    cores, num_ranks = usable_cores(), next(iter(requests.values())).num_ranks
+    backend, ranks = stack.enter_context(CpuBackend(cores)), stack.enter_context(Ranks(num_ranks, stall_s))
+    for entrant in entrants:
+        request = requests[entrant.name]
+        if entrant.role == THREADS:
+            yield entrant.name, ThreadTeam(request, costs[entrant.schedule], backend)
+        else:
+            yield entrant.name, RankTeam(entrant.name, request, ranks, cores)
 
 
 def records(request: Request) -> list[Record]:
@@ -57,7 +59,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     with one_thread():
         cuts = {name: assembled_of(_of_schedule(request, name)) for name in mode.schedules}
     requests = {each.name: _asked(request, each, cuts[each.schedule]) for each in entrants}
-    teams = TorchTeams(requests, {name: cut.costs for name, cut in cuts.items()}, mode.stall_s)
+    teams = partial(torch_teams, requests, {name: cut.costs for name, cut in cuts.items()}, mode.stall_s)
 
     def timed(fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
         return {name: timed_fields(name, starts, num_steps=1) for name in fit}

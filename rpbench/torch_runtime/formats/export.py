@@ -10,27 +10,20 @@ Source: torchtitan 0.3.0, `models/llama3` and `models/qwen3` (`__init__.py`, `co
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError, to_text
 from rpbench.ir.timeline import Timeline
+from rpbench.torch_runtime.formats import frameworks
 from rpbench.torch_runtime.formats.deepspeed import check_deepspeed, deepspeed_config, deepspeed_parts
-from rpbench.torch_runtime.formats.frameworks import (
-    FRAMEWORKS,
-    PlanNumbers,
-    accelerate_yaml,
-    check_replicas,
-    numbers_of,
-    roundpipe_host_bytes,
-    roundpipe_plan,
-    table_lines,
-)
 from rpbench.torch_runtime.formats.megatron import megatron_text
 from rpbench.torch_runtime.formats.tables import to_csv
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.elsewhere import torchtitan_refuses
+from rpbench.yaml_file import read_keys
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
 
@@ -42,7 +35,7 @@ class Given(NamedTuple):
     csv_path: str = "schedule.csv"
     model: Architecture | None = None
     host_memory_bytes: int | None = None
-    plan: PlanNumbers | None = None
+    plan: frameworks.PlanNumbers | None = None
     optimizer: OptimizerSettings = OptimizerSettings()
 
 
@@ -62,38 +55,38 @@ def _cut(schedule: Schedule, form: str) -> Partition:
 
 def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
-    plan = given.plan or numbers_of(schedule)
-    check_replicas(schedule, plan, "torchtitan")
+    plan = given.plan or frameworks.numbers_of(schedule)
+    frameworks.check_replicas(schedule, plan, "torchtitan")
     if given.model is not None:
         sharing = plan.shards * plan.context * plan.tensor
         refusal = torchtitan_refuses(given.model, plan.tensor, plan.expert, plan.expert_tensor or plan.tensor, sharing)
         if refusal:
             raise ValueError(refusal)
-    first, *others = FRAMEWORKS
+    first, *others = frameworks.FRAMEWORKS
     told = () if given.model is None else model_notes(given.model, pipeline=plan.pipeline > 1)
     text = "".join(f"# {note}\n" for note in told)
-    text += table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
+    text += frameworks.table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
     for other in others if plan.pipeline > 1 else ():
-        lines = table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
+        lines = frameworks.table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
     return text
 
 
 def _megatron(schedule: Schedule, given: Given) -> str:
-    partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
-    check_replicas(schedule, plan, "megatron_layout")
+    partition, plan = _cut(schedule, "megatron_layout"), given.plan or frameworks.numbers_of(schedule)
+    frameworks.check_replicas(schedule, plan, "megatron_layout")
     return megatron_text(schedule, partition, plan)
 
 
 def _accelerate(schedule: Schedule, given: Given) -> str:
-    plan = given.plan or numbers_of(schedule)
-    check_replicas(schedule, plan, "fsdp2")
-    return accelerate_yaml(plan)
+    plan = given.plan or frameworks.numbers_of(schedule)
+    frameworks.check_replicas(schedule, plan, "fsdp2")
+    return frameworks.accelerate_yaml(plan)
 
 
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
     """The whole config as one JSON object; the boundaries of a pipeline in it."""
-    plan = given.plan or numbers_of(schedule)
+    plan = given.plan or frameworks.numbers_of(schedule)
     check_deepspeed(schedule, plan)
     parts = deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
     return json.dumps(deepspeed_config(plan, parts), indent=2) + "\n"
@@ -101,7 +94,7 @@ def _deepspeed_config(schedule: Schedule, given: Given) -> str:
 
 def _deepspeed_parts(schedule: Schedule, given: Given) -> str:
     partition = _cut(schedule, "deepspeed_parts")
-    check_deepspeed(schedule, given.plan or numbers_of(schedule), "deepspeed_parts")
+    check_deepspeed(schedule, given.plan or frameworks.numbers_of(schedule), "deepspeed_parts")
     return json.dumps(deepspeed_parts(partition)) + "\n"
 
 
@@ -113,9 +106,9 @@ def _roundpipe(schedule: Schedule, given: Given) -> str:
             f"schedule={schedule.name}: RoundPipe's library runs RoundPipe alone; take schedule=roundpipe with "
             "format=roundpipe, or write this order by format=text"
         )
-    plan = roundpipe_plan(partition)
+    plan = frameworks.roundpipe_plan(partition)
     if given.model is not None:
-        needed = roundpipe_host_bytes(given.model, given.optimizer)
+        needed = frameworks.roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
         if given.host_memory_bytes is not None:
             plan["fits_host"] = {pin: num_bytes <= given.host_memory_bytes for pin, num_bytes in needed.items()}
@@ -138,23 +131,8 @@ class Flavor(NamedTuple):
 
 
 FLAVORS = {
-    "llama3": (
-        Flavor("1B", 16, 2048, 32, 8, 128_256),
-        Flavor("3B", 28, 3072, 24, 8, 128_256),
-        Flavor("8B", 32, 4096, 32, 8, 128_256, "llama3_8b"),
-        Flavor("70B", 80, 8192, 64, 8, 128_256, "llama3_70b"),
-        Flavor("405B", 126, 16_384, 128, 8, 128_256, "llama3_405b"),
-    ),
-    "qwen3": (
-        Flavor("0.6B", 28, 1024, 16, 8, 151_936, "qwen3_0_6b"),
-        Flavor("1.7B", 28, 2048, 16, 8, 151_936, "qwen3_1_7b"),
-        Flavor("4B", 36, 2560, 32, 8, 151_936),
-        Flavor("8B", 36, 4096, 32, 8, 151_936),
-        Flavor("14B", 40, 5120, 40, 8, 151_936, "qwen3_14b"),
-        Flavor("32B", 64, 5120, 64, 8, 151_936, "qwen3_32b"),
-        Flavor("30B-A3B", 48, 2048, 32, 4, 151_936, "qwen3_30b_a3b"),
-        Flavor("235B-A22B", 94, 4096, 64, 4, 151_936),
-    ),
+    module: [Flavor(*row) for row in rows]
+    for module, rows in read_keys(Path(__file__).with_name("torchtitan.yaml")).items()
 }
 
 

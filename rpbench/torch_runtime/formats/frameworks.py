@@ -361,9 +361,7 @@ def _placed_by(table: Schedule, framework: Framework) -> str:
 
 
 def accelerate_yaml(plan: PlanNumbers) -> str:
-    """accelerate's YAML for FSDP2, with a trainer's own options as comments `# key: value`; ValueError for a plan that
-    FSDP2 does not run.
-    """
+    """accelerate's YAML for FSDP2, a trainer's own options as comments; ValueError for a plan that it does not run."""
     if plan.pipeline > 1 or plan.shared not in ("gradients", "parameters"):
         raise ValueError("format=fsdp2 writes plans whose replicas share gradients or parameters: zero_2, zero_3")
     if plan.expert > 1:

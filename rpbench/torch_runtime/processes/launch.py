@@ -21,15 +21,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from rpbench.side_processes import under_torchrun
-from rpbench.torch_runtime.processes.diagnosis import (
-    Evidence,
-    Phase,
-    Place,
-    RunFailed,
-    Standing,
-    diagnose,
-    read_standing,
-)
+from rpbench.torch_runtime.processes import diagnosis
 from rpbench.torch_runtime.processes.ranks import STALL_S, Ranks
 from rpbench.torch_runtime.processes.worker import Refused, run_request, shared_store, start_group
 from rpbench.torch_runtime.recorded.outcome import Outcome
@@ -38,7 +30,7 @@ from rpbench.torch_runtime.request import TorchRequest, check_request
 PERIOD_S = 1.0
 LAST_WORDS_S = 2.5  # what others have to say after the first failure
 SILENT_S = 6.0  # a process whose thread says nothing for so long runs nothing
-MOVING = (Phase.WAITING, Phase.COMPUTING)
+MOVING = (diagnosis.Phase.WAITING, diagnosis.Phase.COMPUTING)
 
 
 class Sentinel:
@@ -47,7 +39,7 @@ class Sentinel:
     No rank may stand still for longer than `stall_s` while another waits.
     """
 
-    def __init__(self, request: TorchRequest, place: Place, name: str, stall_s: float) -> None:
+    def __init__(self, request: TorchRequest, place: diagnosis.Place, name: str, stall_s: float) -> None:
         self._request, self._place, self._stall_s = request, place, stall_s
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._store = shared_store(name)
@@ -64,7 +56,7 @@ class Sentinel:
         self._stop.set()
         self._thread.join()
 
-    def failure(self, error: BaseException | None) -> RunFailed:
+    def failure(self, error: BaseException | None) -> diagnosis.RunFailed:
         """The error to raise here, once the other ranks have had time to publish theirs."""
         if error is not None:
             self._set(f"error/{self._rank}", f"{type(error).__name__}: {error}".encode())
@@ -74,16 +66,16 @@ class Sentinel:
         self._stop.set()
         return self._verdict()
 
-    def _verdict(self) -> RunFailed:
+    def _verdict(self) -> diagnosis.RunFailed:
         """The rank at fault as the first rank found it; later errors only follow from it."""
-        found = diagnose(self._request.lowered, self._evidence(), self._request.ranks_each)
+        found = diagnosis.diagnose(self._request.lowered, self._evidence(), self._request.ranks_each)
         said = json.dumps([str(found), found.rank, found.cause, found.action])
         try:
             with self._lock:
                 first = self._store.compare_set("verdict", "", said)
         except dist.DistError:  # the store is gone
             return found
-        return RunFailed(*json.loads(first))
+        return diagnosis.RunFailed(*json.loads(first))
 
     def _watch(self) -> None:
         """Publish and look, until the run is over; end this process if the main thread cannot."""
@@ -130,10 +122,10 @@ class Sentinel:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(int(pid), signal.SIGKILL)
 
-    def _standings(self) -> list[Standing]:
-        return [read_standing(self._get, rank) for rank in range(self._world)]
+    def _standings(self) -> list[diagnosis.Standing]:
+        return [diagnosis.read_standing(self._get, rank) for rank in range(self._world)]
 
-    def _evidence(self) -> Evidence:
+    def _evidence(self) -> diagnosis.Evidence:
         boards = {rank: (self._get(f"board/{rank}") or b"").decode() for rank in range(self._world)}
         errors = {rank: found.decode() for rank in boards if (found := self._get(f"error/{rank}")) is not None}
         hosts = {rank: board.partition(":")[0] for rank, board in boards.items() if board}
@@ -141,7 +133,7 @@ class Sentinel:
         latest = time.time() - SILENT_S  # clocks of hosts agree better than that
         there = boards.keys() - gone.keys() - errors.keys()
         silent = {rank for rank in there if float(self._get(f"alive/{rank}") or "0") < latest}
-        return Evidence(self._standings(), errors, gone, hosts, frozenset(silent))
+        return diagnosis.Evidence(self._standings(), errors, gone, hosts, frozenset(silent))
 
     def _lives(self, rank: int) -> bool:
         pid = self._get(f"pid/{rank}")
@@ -190,16 +182,16 @@ def _run_here(request: TorchRequest, stall_s: float) -> Outcome | None:
         start_group(request.device)
     _runs += 1
     with tempfile.TemporaryDirectory(prefix="rpbench-rank-") as folder:
-        place = Place(Path(folder) / "board")
+        place = diagnosis.Place(Path(folder) / "board")
         with Sentinel(request, place, f"run{_runs}", stall_s) as sentinel:
             before = signal.signal(signal.SIGTERM, lambda *_: _end(sentinel))
             try:
                 answer = run_request(request, place)
                 dist.barrier()
-            except (Refused, RunFailed):
+            except (Refused, diagnosis.RunFailed):
                 raise
             except Exception as error:
-                place.write(Phase.FAILED)
+                place.write(diagnosis.Phase.FAILED)
                 raise sentinel.failure(error) from error
             finally:
                 signal.signal(signal.SIGTERM, before)

@@ -157,9 +157,7 @@ def _joined(rank: int, world: int, join_s: float) -> dist.Store:
 
 
 def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
-    """Run this rank's part with a member that `change` may alter; rank 0's answer. All ranks raise Refused if it cannot
-    run.
-    """
+    """This rank's part, with a member that `change` may alter; rank 0's answer. All raise Refused if it cannot run."""
     with one_thread():
         try:
             try:

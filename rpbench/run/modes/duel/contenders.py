@@ -32,17 +32,14 @@ ENGINES: Mapping[str, str] = {  # of a torch duel, by role
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of a duel.
-
-    Args:
-        engine: `rpbench` is ours, `torch` is torch's on processes; `side by side` is ours without scheduling: each
-            device runs its part of the streamed plan that has the least work. Other duels have words of their own.
-    """
+    """A contender of a duel."""
 
     name: str
     schedule: str
     options: Mapping[str, Any] = field(default_factory=dict)
     dispatch: str = "round_robin"  # of the jobs of a streamed schedule to devices
+    # `rpbench` is ours, `torch` is torch's on processes; `side by side` is ours without scheduling: each device runs
+    # its part of the streamed plan that has the least work. Other duels have words of their own
     engine: str = "rpbench"
     plan_of: str = ""  # the contender whose plan it runs; if empty, its own is searched
     rounds: bool = False  # whether the number of microbatches a round is searched as well

@@ -46,14 +46,11 @@ Shortlists = Mapping[str, Sequence[WholePlan]]
 
 @dataclass(frozen=True)
 class Raced:
-    """A plan of a run-off.
-
-    Args:
-        speed: measured, over the contender's plan that simulates best: a geometric mean; None if it was not timed, and
-            for that plan itself.
-    """
+    """A plan of a run-off."""
 
     plan: WholePlan
+    # measured, over the contender's plan that simulates best: a geometric mean; None if it was not timed, and for
+    # that plan itself
     speed: float | None = None
     error: float = math.inf  # standard error of the logarithm of `speed`
     num_comparisons: int = 0  # clean ones

@@ -41,21 +41,17 @@ class Absent(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of a contender: all steps with the optimizer's; in a torch duel one step without the optimizer's.
-
-    Args:
-        replay_s: makespan of the action graph with the actions' processor times, so without disturbance by other
-            programs; in a torch duel with the wall-clock durations of the step; None on accelerators.
-        cpu_s: these times together; in a torch duel the processor time of all threads of the processes that ran it.
-        predicted_s: simulated from the durations in the step before of this contender; None for the first step.
-    """
+    """One run of a contender: all steps with the optimizer's; in a torch duel one step without the optimizer's."""
 
     wall_s: float
+    # makespan of the action graph with the actions' processor times, so without disturbance by other programs; in a
+    # torch duel with the wall-clock durations of the step; None on accelerators
     replay_s: float | None
-    cpu_s: float
+    cpu_s: float  # these times together; in a torch duel the processor time of all threads of the processes that ran it
     elapsed_s: float  # time in which other programs were watched
     others_s: float | None  # processor time of other programs meanwhile; None where unknown
     loss: float | None = None  # of the last step; None where other runtimes do not tell
+    # simulated from the durations in the step before of this contender; None for the first step
     predicted_s: float | None = None
     missing: Mapping[str, float] | None = None  # rank-seconds that the replay does not explain, by cause
 
