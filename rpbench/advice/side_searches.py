@@ -36,6 +36,7 @@ from rpbench.side_processes import side_processes
 # Fractions of the time:
 LOOKING = 0.75  # for all first looks
 ONE_LOOK = 0.04  # for one of them
+ONE_CLIMB = 0.01  # for moving single layers after it
 NEAR_PLANS = 0.04  # for one that begins near the plans of others and tries its own options there
 WEIGHING = 0.04  # for the least memory of one contender without a plan
 LEADING = 0.08  # for the search of the contender that leads after the looks
@@ -147,6 +148,10 @@ class Share:
             outcome = search.look(known_plans(search, loans))
         except ValueError as error:
             return Glance(remark=str(error))
+        if not (search.orders_follow_times or search.bounds.moves):  # else every cut takes an order, or many timelines
+            self.clock.allow(self.clock.spent + min(self.clock.left, ONE_CLIMB * self._seconds))
+            search.move_layers()
+            outcome = search.best().timed
         self.searches[number] = search
         search.keep_one_frame()
         return Glance(rank(outcome), outcome.tokens_per_s if outcome.fits else 0.0, loan=loan_of(search))

@@ -43,7 +43,7 @@ def _lives(pid: int) -> bool:
 ROOT = Path(__file__).parents[2]
 CALIBRATED = b"# python -m rpbench calibrate"  # the beginning of a cluster file that was measured on a machine
 
-_CODE = ("rpbench/**/*.py", "baselines/**/*.py", "analysis/published/*.csv")
+_CODE = ("rpbench/**/*.py", "rpbench/**/*.yaml", "baselines/**/*.py", "analysis/published/*.csv")
 _PACKAGES = ("rpbench", "numpy", "numba", "torch", "hydra-core", "omegaconf")
 _NUMERIC = ("python", "numpy", "numba", "torch")  # whose arithmetic and compilers every number depends on
 # Variables that change the results of torch and numpy ...

@@ -355,7 +355,7 @@ class Search(Trials):
             setting = self._descend(near)
             self._improve_cut(setting)
             self._improve_cut(setting, far=True)
-            if self._orders_follow_times:  # the order of one cut may tell little of another
+            if self.orders_follow_times:  # the order of one cut may tell little of another
                 self._improve_cut(setting, own_orders=True)
             near = self._better_with_its_cut(setting)
 
@@ -379,7 +379,7 @@ class Search(Trials):
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
         """Whether a cut is worth its own order, if orders follow from times: it is better under the current order."""
         setting = current.setting
-        if not self._orders_follow_times:
+        if not self.orders_follow_times:
             return True
         self.num_timed += 1
         known = self._frame(setting, current.cut)

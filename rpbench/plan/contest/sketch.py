@@ -6,6 +6,8 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
+from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
+from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import DRAINED, Policy
 from rpbench.ir.schedule import Schedule
@@ -305,7 +307,18 @@ class Sketcher:
         if self.terms.problem is None:
             hop = self._hop(setting, streamed=problem.entry.separate_cuts) * problem.times.units_per_second
             problem = replace(problem, times=replace(problem.times, hop=min(hop, problem.times.hop)))
+            if problem.entry.steps_each_microbatch and self._is_over is not None:
+                problem = replace(problem, times=self._with_steps(setting, problem.times))
         return Climb(problem, cuts, self.tally, order, fitting=fitting)
+
+    def _with_steps(self, setting: Setting, times: LayerTimes) -> LayerTimes:
+        """The times with those of an optimizer that runs after every backward, of which sketches have no action."""
+        sizes, traffic = self.terms.sizes(setting.microbatch_sequences), self.terms.optimizer
+        pace = traffic.device_bytes_per_s * OPTIMIZER_BYTES / traffic.on_device / times.units_per_second
+        first, *others = [layer.optimizer for layer in sizes.layers]
+        held = [first + sizes.embedding.optimizer, *others]
+        backward = [time + each / pace for time, each in zip(times.backward, held, strict=True)]
+        return replace(times, backward=backward, head_backward=times.head_backward + sizes.head.optimizer / pace)
 
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
         """Seconds to send a boundary tensor over idle links, as timelines charge it.

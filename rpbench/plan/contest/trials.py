@@ -163,7 +163,7 @@ class Trials:
         return max(timed, key=lambda each: each.score)
 
     @property
-    def _orders_follow_times(self) -> bool:
+    def orders_follow_times(self) -> bool:
         """Whether each cut has an order of its own, which costs more than a timeline under another's."""
         return self.contender.entry.needs_costs and not self.contender.entry.separate_cuts
 
@@ -173,7 +173,7 @@ class Trials:
         Under a time limit anything: other settings are tried sooner.
         """
         most = 1 + (EVERYWHERE if self.is_over is None else 0)
-        if not self._orders_follow_times or tried.timed.misfit <= most:
+        if not self.orders_follow_times or tried.timed.misfit <= most:
             return False
         frame, recompute = self._frame(tried.setting, tried.cut), tried.setting.recompute
         mean = frame.mean_misfit(tried.cut, tried.timed.keeps, recompute)
@@ -231,7 +231,10 @@ class Trials:
         return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
 
     def _other_chunks(self, begun: Setting) -> None:
-        """Look at settings with more stages on a device as long as more are faster; if none is, with fewer."""
+        """Look at settings with more stages on a device as long as more are faster; if none is, with fewer.
+
+        The best number may have another best microbatch size.
+        """
         own, best = begun.chunks_per_device or 0, begun
         numbers = sorted(filter(None, self.space.dimensions["chunks_per_device"]))
         for way in ([each for each in numbers if each > own], [each for each in reversed(numbers) if each < own]):
@@ -240,6 +243,9 @@ class Trials:
                     break
                 best = changed
             if best != begun:
+                sized = self.sketcher.first_size(best, self.space)
+                if not self.time_is_over() and sized not in self.tried and self.bounds.pace(sized) > self.best_pace():
+                    self._look_at(sized)
                 return
 
     def try_other_counts(self) -> None:
