@@ -12,7 +12,7 @@ from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import compute_reach, half_width, ratio_reach, shared_errors
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.probing import leading
-from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
+from rpbench.advice.rows import NONE_RUNS, Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Glance, Side, bare, compile_kernels, dealt
 from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.basis import Basis
@@ -107,7 +107,7 @@ def advise(
     """
     asked = [each for each in contenders(names) if framework is None or framework in runs_in(each.name)]
     if not asked:
-        raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
+        raise ValueError(NONE_RUNS.format(framework))
     left_out = dict[str, str]()
     if names is None and terms.num_devices == 1:
         left_out = {each.name: AS_PLAIN for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
@@ -277,12 +277,14 @@ def _filled(plan: Tuned, frames: Frames) -> Tuned | None:
 
 def _ranked(each: Timed, reach: float, basis: Basis) -> Ranked:
     plan, frame = each.plan, each.frame
-    why = causes_of(frame, plan.partition, plan.outcome.keeps)
+    sequences, causes = plan.setting.microbatch_sequences, causes_of(frame, plan.partition, plan.outcome.keeps)
+    updates = frame.terms.num_microbatches(sequences) / frame.schedule.shape.num_microbatches  # in a step of the answer
+    why = {name: updates * seconds for name, seconds in causes.items()}
     factor = half_width(why, reach, basis)
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.graph.analysis).max_staleness
     memory = frame.memory(plan.partition, plan.outcome.keeps, plan.setting.recompute)
-    sizes = frame.terms.sizes(plan.setting.microbatch_sequences)
+    sizes = frame.terms.sizes(sequences)
     ssd = ssd_bytes(frame.schedule.on_ssd, sizes.under(frame.schedule))
     return Ranked(plan, pace / factor, pace * factor, late, why, memory, ssd)
 

@@ -28,6 +28,7 @@ from rpbench.yaml_file import read_keys
 COVERED = 0.01  # a plan whose `gap` is at most this fraction counts as searched to the end
 HERE = "here only"
 LIBRARY = "RoundPipe's library"
+NONE_RUNS = "runs_in={}: none of the schedules that are asked for runs there; leave one out"
 _FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
@@ -311,7 +312,7 @@ def space_of(names: Sequence[str] | None, framework: str | None = None) -> Space
     if not schedules and other_orders(names, framework):
         schedules = ("1f1b",)  # whose meshes the other orders take
     if framework is not None and not schedules and not alone:
-        raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
+        raise ValueError(NONE_RUNS.format(framework))
     return replace(found, schedules=schedules, without_pipeline=alone)
 
 

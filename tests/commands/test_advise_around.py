@@ -65,6 +65,14 @@ def test_points_of_one_host_are_plain_runs(memory, sequences, names, rpbench):
     assert own <= {(named(row), point[pace]) for row in found["rows"] for point in row["points"]}
 
 
+def test_a_step_of_the_page_has_the_tokens_of_the_answer():
+    """PipeDream updates after each microbatch."""
+    words = [*SMALL, "num_devices=2", "sequences_per_step=8", "schedules=1f1b,pipedream", "late=yes", "seconds=1"]
+    answer, _, points = held(words)
+    for point in (point for point, _ in points if not point["why"]):
+        assert point["tokens_per_s"] * point["step_time_s"] == pytest.approx(answer["tokens_per_step"])
+
+
 @pytest.mark.browser
 @needs_chromium
 def test_controls_move_the_rows(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rpbench.advice import model_source
 from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.ranking import advise
-from rpbench.advice.rows import ALONE, leads_of, other_orders, space_of
+from rpbench.advice.rows import ALONE, NONE_RUNS, leads_of, other_orders, space_of
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, around, lengths_asked, timed_again
@@ -120,14 +120,17 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
             return _terms(replace(model, seq_len=value), cluster, asked, sequences, (1,))[0]
         return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
 
+    names, framework = schedules_in(asked), framework_in(asked)
     if cluster.num_nodes > 1:
         _check_meshes(cluster, model, asked, ())
-        names = schedules_in(asked) or (*SCHEDULES, *ALONE.values())
-        limits = questions.node_limits(model, cluster, question, names, framework_in(asked), sequences, longest)
+        names = names or (*SCHEDULES, *ALONE.values())
+        limits = questions.node_limits(model, cluster, question, names, framework, sequences, longest)
     else:
         check_figures(cluster, ON_HOST, "advise")
-        limits = questions.host_limits(terms_at, question, _contenders(schedules_in(asked)), longest)
+        limits = questions.host_limits(terms_at, question, _contenders(names), framework, longest)
     rows = [questions.limit_row(limit, question, terms_at) for limit in limits]
+    if not rows:
+        raise ConfigError(NONE_RUNS.format(framework))
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
     about = {"model": model.name, "cluster": cluster.name, "num_devices": cluster.size, "question": question}

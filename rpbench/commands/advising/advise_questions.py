@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
-from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, space_of
+from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, runs_in, space_of
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
@@ -172,15 +172,19 @@ def _side(row: Mapping[str, Any], answer: Mapping[str, Any], model: Architecture
 TermsAt = Callable[[int], Terms]  # of a length, or of a microbatch's sequences
 
 
-def host_limits(terms_at: TermsAt, question: str, names: Sequence[str] | None, longest: int | None) -> Iterator[Limit]:
+def host_limits(
+    terms_at: TermsAt, question: str, names: Sequence[str] | None, framework: str | None, longest: int | None
+) -> Iterator[Limit]:
     """The limit of every contender on one host.
 
     Args:
         names: schedules; None: those that a framework runs today.
+        framework: that must be able to run them; None: any.
         longest: tokens that the model has positions for; None: no limit.
     """
     for contender in contenders(names):
-        if not contender.fixed and (names or contender.name in RUNS_IN):
+        runs = framework in runs_in(contender.name) if framework else names or contender.name in RUNS_IN
+        if runs and not contender.fixed:
             yield limit_of(contender, terms_at, *_steps(question, longest))
 
 
