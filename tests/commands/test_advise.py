@@ -180,6 +180,7 @@ def test_rows_are_restricted_to_what_runs_in_a_framework():
         answer = advise_on([*words, *asked], io.StringIO())
         assert [row["schedule"] for row in answer["ranking"]] == ["1f1b"]
         assert answer["ranking"][0]["runs_in"] == ["torchtitan", "Megatron", "DeepSpeed"]
+        assert answer["ranking"][0]["export"].endswith(" format=megatron_layout")  # not for the first that runs it
         assert answer["ranking_late"] == []
     with pytest.raises(ValueError, match="unknown runs_in 'megaton'"):
         advise_on([*words, "runs_in=megaton"], io.StringIO())

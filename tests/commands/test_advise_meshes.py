@@ -10,6 +10,7 @@ from small_machines import EIGHT_LAYERS, NODES, SMALL, TWO_L40S
 
 from rpbench.advice.causes import CAUSES
 from rpbench.advice.machine_figures import described
+from rpbench.advice.rows import EXPORTS
 from rpbench.advice.what_if import mesh_points
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
@@ -203,6 +204,7 @@ def test_meshes_are_restricted_to_what_runs_in_a_framework(name, experts):
     assert answer["ranking"]
     for row in answer["ranking"]:
         assert name in row["runs_in"]
+        assert row["export"].endswith(f" format={EXPORTS[name]}")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_an_order_that_fits_nowhere_is_told_beside_one_that_does():
     own = replace(architecture("llama3_8b"), num_layers=8)
     on = replace(machine("dgx_h100").with_devices(16), device_memory_bytes=17 * 10**9)
     space = Space(schedules=("1f1b",), shared=("none",), max_tensor=1, recomputes=("full",))
-    given = {"seq_len": 1024, "global_batch": 16, "space": space, "others": ("zb_v",), "words": ()}
+    given = {"seq_len": 1024, "global_batch": 16, "space": space, "others": ("zb_v",), "framework": None, "words": ()}
     assert advise_nodes(own, on, names=None, **given)["left_out"] == {"zb_v": NO_MESH}
     answer = advise_nodes(own, on, names=("zb_v",), **given)
     assert (answer["ranking"], answer["left_out"], answer["levers"]) == ([], {"zb_v": NO_MESH}, [])

@@ -161,7 +161,9 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
     framework, words = framework_in(asked), [f"{name}={value}" for name, value in asked.words().items()]
     compared = questions.compared(asked.own) if "compare" in asked.own else None
     _check_meshes(found, model, asked, (*ORDERS, "megatron_tp"))
-    search = partial(advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, words=words)
+    search = partial(
+        advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, framework=framework, words=words
+    )
     # each of two compared has its own search: the best of one would leave no place for the other
     wanted = [(name,) for name in compared] if compared else [schedules_in(asked)]
     answers = [

@@ -61,6 +61,7 @@ def advise_nodes(
     space: Space,
     others: Sequence[str],  # further orders, timed on the meshes that are found
     names: Sequence[str] | None,  # requested methods; None: all of the space, and `others`
+    framework: str | None,  # that rows are written for
     words: Sequence[str],  # of the command line
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data; ValueError if nothing divides.
@@ -98,8 +99,9 @@ def advise_nodes(
     every.sort(key=lambda each: each.step_time_s)
     there = {mesh_name(each.job) for each in every}
     asked = names or (*space.schedules, *others)
+    rows = [mesh_row(each, REACH, every[0], SHARED, framework) | {"plan": each.job} for each in every]
     about |= {
-        "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
+        "ranking": _one_each(rows),
         "does_not_fit": [],
         "left_out": {name: NO_MESH for name in asked if name not in there},
         "num_plans": found.num_plans,
@@ -144,6 +146,7 @@ class OnHost(NamedTuple):
     question: Question
     space: Space
     others: tuple[str, ...]
+    framework: str | None  # that rows are written for
 
     def rows(self, terms: Terms, basis: Basis, names: Sequence[str] | None) -> list[dict[str, Any]]:
         """The fastest row of every schedule in `names` (None: all), each with its job as `plan`."""
@@ -153,7 +156,7 @@ class OnHost(NamedTuple):
             return []
         found += in_other_orders(found, self.others)
         asked = [each for each in found if names is None or mesh_name(each.job) in names]
-        return [_row_on_host(each, terms, basis) for each in asked]
+        return [_row_on_host(each, terms, basis, self.framework) for each in asked]
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
         """The gain from changes of the machine, for a mesh that is the first row."""
@@ -184,12 +187,12 @@ def on_host(
     except ValueError as error:
         return str(error)
     question = Question(terms.model, machine, software(DEFAULT), terms.model.seq_len, terms.sequences_per_step)
-    return OnHost(question, replace(space, alone=False), other_orders(names, framework))
+    return OnHost(question, replace(space, alone=False), other_orders(names, framework), framework)
 
 
-def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any]:
+def _row_on_host(found: Prediction, terms: Terms, basis: Basis, framework: str | None) -> dict[str, Any]:
     """A mesh as a row of one host, with the causes of such rows."""
-    row, job = mesh_row(found, 1.0, found, SHARED), found.job
+    row, job = mesh_row(found, 1.0, found, SHARED, framework), found.job
     given = {name: row["why"].get(name, 0.0) for name in (*row["why"], "bubble", "hops")}
     work = found.terms  # of an order that was simulated as it is
     if "kernels" not in work:

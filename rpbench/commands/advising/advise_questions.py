@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
-from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, runs_in, space_of
+from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
@@ -182,10 +182,15 @@ def host_limits(
         framework: that must be able to run them; None: any.
         longest: tokens that the model has positions for; None: no limit.
     """
+    step, most = _steps(question, longest)
     for contender in contenders(names):
-        runs = framework in runs_in(contender.name) if framework else names or contender.name in RUNS_IN
+        runs = (
+            framework in contender_runs_in(contender, terms_at(step))
+            if framework
+            else names or contender.name in RUNS_IN
+        )
         if runs and not contender.fixed:
-            yield limit_of(contender, terms_at, *_steps(question, longest))
+            yield limit_of(contender, terms_at, step, most)
 
 
 def _steps(question: str, longest: int | None) -> tuple[int, int]:
