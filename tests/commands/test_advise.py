@@ -105,14 +105,17 @@ def test_who_trains_on_older_weights_has_a_list_of_its_own_or_joins(capsys):
         advise_on([*words, *TWO_L40S, "late=maybe"], io.StringIO())
 
 
-def test_the_commands_of_its_first_rows_run_and_say_the_same(rpbench):
-    sizes = SMALL[:-1]
-    answer = advise_on([*sizes, "schedules=1f1b,gpipe,zb_v,zero_3", *TWO_L40S, "seconds=1"], io.StringIO())
-    assert len(answer["ranking"]) == 4
+@pytest.mark.parametrize("layers, devices", [(4, 2), (2, 4)])
+def test_the_commands_of_its_first_rows_run_and_say_the_same(layers, devices, rpbench):
+    """Where there are fewer layers than devices some only pass tensors on."""
+    words = [*SMALL[1:-1], f"num_layers={layers}", "gpu=l40s", f"num_devices={devices}", "seconds=1"]
+    answer = advise_on([*words, "schedules=1f1b,gpipe,zb_v,zero_3"], io.StringIO())
+    assert {row["schedule"] for row in answer["ranking"]} >= {"1f1b", "gpipe", "zero_3"}
     for row in answer["ranking"]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
-        assert (status, record["status"], record["schedule"]) == (0, "ok", row["schedule"])
-        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps
+        assert (status, record["status"]) == (0, "ok")
+        assert record["schedule"] == row["schedule"] or "data" in row["options"]
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"])
         assert max(record["peak_memory_bytes"]) == pytest.approx(row["peak_memory_bytes"], rel=1e-6)
 
 
