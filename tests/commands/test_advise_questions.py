@@ -89,6 +89,7 @@ def test_the_cheapest_rent_of_those_in_time():
     for row in answer["rents"]:
         assert row["usd"] == pytest.approx(row["days"] * 24 * row["num_devices"] * 0.5)
     assert answer["cheapest"]["usd"] == min(row["usd"] for row in answer["rents"])
+    assert answer["ranking"][0]["usd_per_1e9_tokens"] == pytest.approx(answer["cheapest"]["usd"] / 10)
     pace = answer["ranking"][0]["tokens_per_s"]
     assert answer["cheapest"]["days"] == pytest.approx(1e10 / pace / 86_400)
     between = (answer["rents"][0]["days"] + answer["rents"][1]["days"]) / 2

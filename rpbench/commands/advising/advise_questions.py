@@ -298,6 +298,7 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         price = machine.price_usd_per_hour / machine.size
     else:
         raise ConfigError(f"usd_per_device_hour= is missing: nobody knows the rent of {machine.name}; give its price")
+    machine = replace(machine, price_usd_per_hour=price * machine.size)  # rows say what tokens cost at this price
     counts = powers_and_last(counts_of(machine))
     rows: list[dict[str, Any]] = []
     answers: dict[int, dict[str, Any]] = {}
