@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 from small_machines import FOUR_L40S, SMALL, TWO_L40S
 
+from rpbench.advice.levers import LINKS
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on
 from rpbench.commands.advising.advise_questions import spelled_machine, spelled_model
 from rpbench.config.request import load
+from rpbench.cost.hardware.machine import machine
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
@@ -117,6 +119,17 @@ def test_the_commands_of_its_first_rows_run_and_say_the_same(layers, devices, rp
         assert record["schedule"] == row["schedule"] or "data" in row["options"]
         assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"])
         assert max(record["peak_memory_bytes"]) == pytest.approx(row["peak_memory_bytes"], rel=1e-6)
+
+
+def test_faster_links_shorten_the_sum_of_a_tied_matrix(rpbench):
+    words = [*SMALL[:-1], "tied=true", "vocab=100000", "gpu=rtx4090", "num_devices=2", "schedules=1f1b", "seconds=1"]
+    answer = advise_on([word for word in words if word != "vocab=8000"], io.StringIO())
+    row, found = answer["ranking"][0], {each["name"]: each["tokens_per_s"] for each in answer["levers"]}
+    assert row["why"]["collectives"] > row["why"]["optimizer"]
+    known = machine("2x_rtx4090")
+    fast = [f"++cluster.{name}={2 * getattr(known, name)}" for name in LINKS if getattr(known, name) is not None]
+    _, (record,), _ = rpbench(*shlex.split(row["command"])[3:], *fast)
+    assert found["links twice as fast"] == pytest.approx(record["tokens_per_s"], rel=1e-3)
 
 
 def test_a_command_names_a_model_that_is_shipped_and_what_is_other_about_it():
