@@ -25,6 +25,17 @@ def test_two_contenders_lie_beside_each_other_by_causes(capsys):
     assert nodes["comparison"]["ratio"] != 1
 
 
+def test_over_nodes_a_comparison_tells_recomputation_from_kernels():
+    answer = advise_on([*EIGHT_LAYERS, *NODES, "compare=fsdp,1f1b", "device_memory_bytes=2.8e9"], io.StringIO())
+    rows = {row["schedule"]: row for row in answer["ranking"]}
+    found = {each["cause"]: each for each in answer["comparison"]["causes"]}
+    assert rows["zero_3"]["options"]["kept_layers"] == [0]
+    assert found["recomputation"]["a_seconds"] > found["recomputation"]["b_seconds"] > 0
+    assert rows["zero_3"]["options"]["tensor"] > 1
+    each = answer["num_devices"] / answer["tokens_per_step"]
+    assert found["collectives"]["a_seconds"] > each * rows["zero_3"]["why"]["data"]  # those inside layers too
+
+
 def test_a_method_that_updates_after_each_microbatch_is_compared_over_the_same_tokens():
     answer = advise_on([*TWO_CARDS, "compare=1f1b,pipedream", "seconds=1"], io.StringIO())
     first, second = sorted(answer["ranking"], key=lambda row: row["schedule"])

@@ -12,10 +12,11 @@ from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_m
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
-from rpbench.explain.side import Side, Work
+from rpbench.explain.side import DECLARED, Side, Work
 from rpbench.explain.split import explain
+from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.plans import Space
+from rpbench.mesh.plan_search.plans import SPLIT, Space
 from rpbench.mesh.plan_search.search import NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.places import file_of
@@ -93,15 +94,6 @@ INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a nu
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # common names
 TOKENS, LONGEST = 64, 1 << 20  # lengths of sequences are multiples of 64 tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
-# Causes of a mesh's step, in the words of `rpbench.explain`.
-_CAUSE = {
-    "work": "computation",
-    "hops": "transfers",
-    "data": "collectives",
-    "tied": "collectives",
-    "fixed": "overheads",
-    "jitter": "overheads",
-}
 HOURS_A_DAY = 24.0
 
 
@@ -158,9 +150,12 @@ def comparison(answer: Mapping[str, Any], names: tuple[str, str], model: Archite
 
 def _side(row: Mapping[str, Any], answer: Mapping[str, Any], model: Architecture, machine: Machine) -> Side:
     """A row with its causes in device-seconds of a token."""
-    each, causes = answer["num_devices"] / answer["tokens_per_step"], dict[str, float]()
-    for name, seconds in row["why"].items():
-        cause = _CAUSE.get(name, name)
+    each, causes, why = answer["num_devices"] / answer["tokens_per_step"], dict[str, float](), dict(row["why"])
+    if "work" in why:  # of a mesh over nodes: layers that run again and exchanges inside layers are in it
+        job = row["plan"]
+        why |= parts_of_work(job, why.pop("work"), splits=job.schedule in SPLIT and job.mesh.pipeline > 1)
+    for name, seconds in why.items():
+        cause = DECLARED["cause_of_mesh_term"].get(name, name)
         causes[cause] = causes.get(cause, 0.0) + each * seconds
     work = Work(model.flops_per_token(answer["seq_len"]), machine.matmul_flops_per_s)
     return Side(label(row), sum(causes.values()), "predicted", causes, "predicted", work=work)
