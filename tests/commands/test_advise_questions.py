@@ -62,6 +62,17 @@ def test_a_limit_is_held_by_its_command_and_not_beyond(question, key, rpbench):
             assert advise_on([*asked, *more], io.StringIO())["ranking"] == []
 
 
+def test_a_limit_on_one_host_counts_compositions():
+    """A bound on 1F1B over all devices says nothing of 1F1B with tensor shards, which plain advice finds."""
+    words = [word for word in TWO_CARDS if not word.startswith(("seq_len=", "num_devices="))]
+    words += ["num_devices=4", "device_memory_bytes=4e9", "schedules=1f1b", "seconds=1"]
+    (row,) = advise_on([*words, "max_seq_len=yes"], io.StringIO())["limits"]
+    assert "mesh.tensor=" in row["command"]
+    assert not row["proven"]
+    assert advise_on([*words, f"seq_len={row['seq_len']}"], io.StringIO())["ranking"]
+    assert advise_on([*words, f"seq_len={row['beyond'] * 17 // 16}"], io.StringIO())["ranking"] == []
+
+
 def test_limits_for_a_framework_are_those_of_what_it_runs():
     words = [*TWO_CARDS, "batch=max", "runs_in=FSDP2"]
     found = advise_on([*words, "schedules=1f1b,zero_2,zero_3"], io.StringIO())["limits"]

@@ -3,13 +3,14 @@
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from rpbench.advice import model_source
+from rpbench.advice.limits import Limit
 from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.ranking import advise
 from rpbench.advice.rows import ALONE, NONE_RUNS, leads_of, other_orders, space_of
@@ -121,13 +122,21 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
         return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
 
     names, framework = schedules_in(asked), framework_in(asked)
+
+    def meshes(names: Iterable[str]) -> Iterator[Limit]:
+        return questions.mesh_limits(model, cluster, question, names, framework, sequences, longest)
+
     if cluster.num_nodes > 1:
         _check_meshes(cluster, model, asked, ())
-        names = names or (*SCHEDULES, *ALONE.values())
-        limits = questions.node_limits(model, cluster, question, names, framework, sequences, longest)
+        limits = meshes(names or (*SCHEDULES, *ALONE.values()))
     else:
         check_figures(cluster, ON_HOST, "advise")
-        limits = questions.host_limits(terms_at, question, _contenders(names), framework, longest)
+        own = list(questions.host_limits(terms_at, question, _contenders(names), framework, longest))
+        if isinstance(on_host(terms_at(questions.TOKENS), cluster, names, framework, is_plain=True), OnHost):
+            composed = meshes(each.name for each in own if each.name in (*SCHEDULES, *ALONE.values()))
+            limits = questions.with_compositions(own, {each.name: each for each in composed})
+        else:
+            limits = iter(own)
     rows = [questions.limit_row(limit, question, terms_at) for limit in limits]
     if not rows:
         raise ConfigError(NONE_RUNS.format(framework))

@@ -3,7 +3,7 @@ batch, the fewest devices, the cheapest rent for a deadline."""
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from rpbench.explain.side import DECLARED, Side, Work
 from rpbench.explain.split import explain
 from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.plans import SPLIT, Space
-from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
+from rpbench.mesh.plan_search.search import ORDERS, NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.places import file_of
 from rpbench.plan.contest.contender import contenders
@@ -94,6 +94,7 @@ INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a nu
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # common names
 TOKENS, LONGEST = 64, 1 << 20  # lengths of sequences are multiples of 64 tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
+COMPOSED = (*SCHEDULES, *ORDERS, *ALONE.values(), "megatron_tp")  # methods that meshes have as well
 HOURS_A_DAY = 24.0
 
 
@@ -193,16 +194,19 @@ def _steps(question: str, longest: int | None) -> tuple[int, int]:
     return (TOKENS, min(LONGEST, longest or LONGEST)) if question == "max_seq_len" else (1, WIDEST)
 
 
-def node_limits(
+def mesh_limits(
     model: Architecture,
     machine: Machine,
     question: str,
-    names: Sequence[str],
+    names: Iterable[str],
     framework: str | None,
     batch: int,
     longest: int | None,
 ) -> Iterator[Limit]:
-    """The limit of every method over nodes that a framework runs (None: any); other arguments as of `host_limits`."""
+    """The limit of every method's meshes that a framework runs (None: any), on one host of its compositions alone.
+
+    Other arguments as of `host_limits`.
+    """
     of_length = question == "max_seq_len"
     for name in names:
         try:
@@ -211,7 +215,7 @@ def node_limits(
             continue
 
         def held(value: int, space: Space = space) -> Any:
-            own = replace(space, sequences=(1 if of_length else value,))
+            own = replace(space, sequences=(1 if of_length else value,), alone=machine.num_nodes > 1)
             length, sequences = (value, batch) if of_length else (model.seq_len, value * machine.size)
             try:
                 found = search(Question(model, machine, software(DEFAULT), length, sequences), own, 1)
@@ -220,6 +224,13 @@ def node_limits(
             return found.best[0]
 
         yield largest(name, held, *_steps(question, longest))
+
+
+def with_compositions(alone: Iterable[Limit], composed: Mapping[str, Limit]) -> Iterator[Limit]:
+    """The larger of two limits of each method on one host. No bound says that a composition does not fit."""
+    for limit in alone:
+        found = max(limit, composed.get(limit.name, limit), key=lambda each: each.value)
+        yield replace(found, is_proven=found.is_proven and limit.name not in COMPOSED)
 
 
 def limit_row(limit: Limit, question: str, terms_at: TermsAt) -> dict[str, Any]:
