@@ -69,7 +69,9 @@ def test_a_limit_on_one_host_counts_compositions():
     (row,) = advise_on([*words, "max_seq_len=yes"], io.StringIO())["limits"]
     assert "mesh.tensor=" in row["command"]
     assert not row["proven"]
-    assert advise_on([*words, f"seq_len={row['seq_len']}"], io.StringIO())["ranking"]
+    answer = advise_on([*words, f"seq_len={row['seq_len']}"], io.StringIO())
+    assert [each["schedule"] for each in answer["ranking"]] == ["1f1b"]
+    assert answer["does_not_fit"] == answer["none_found"] == []  # a schedule is said to fit, or not to, once
     assert advise_on([*words, f"seq_len={row['beyond'] * 17 // 16}"], io.StringIO())["ranking"] == []
 
 

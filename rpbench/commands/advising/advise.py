@@ -343,6 +343,9 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if isinstance(meshes, OnHost) and composed:
         answer["ranking"] = beside(answer["ranking"], composed, terms, basis)
+        fitting = {row["schedule"] for row in composed}
+        for name in ("does_not_fit", "none_found"):
+            answer[name] = [row for row in answer[name] if row["schedule"] not in fitting]
         if isinstance(answer["ranking"][0]["plan"], Job):
             answer["levers"] = meshes.levers(answer["ranking"][0]["plan"])
         if any(isinstance(row["plan"], Job) for row in answer["ranking"][:2]):
