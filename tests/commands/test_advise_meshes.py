@@ -44,6 +44,16 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
+def test_on_one_host_the_smallest_change_counts_compositions():
+    """With whole layers on each of four devices 1F1B lacks 2.6 GB more."""
+    words = ["num_layers=4", "hidden=2048", "heads=8", "vocab=8000", "seq_len=4096", "schedules=1f1b", "seconds=1"]
+    words += ["gpu=rtx4090", "num_devices=4"]
+    (change,) = advise_on([*words, "device_memory_bytes=2.2e9"], io.StringIO())["change"]
+    for part, fits in ((1.0, True), (0.97, False)):
+        enough = 2_200_000_000 + round(part * change["lacks_bytes"])
+        assert bool(advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())["ranking"]) is fits
+
+
 def test_a_search_over_meshes_refuses_devices_that_differ(tmp_path, capsys):
     """It searched as if all were as fast as the fastest."""
     text = (CONF / "cluster" / "8x_rtx4090.yaml").read_text()

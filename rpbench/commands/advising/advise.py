@@ -353,7 +353,8 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     elif isinstance(meshes, str):
         answer["left_out"]["meshes"] = meshes
     if not answer["ranking"] and not answer["ranking_late"]:
-        answer |= questions.smallest_change(found.does_not_fit, terms, seconds)
+        composition = meshes.least_more(names) if isinstance(meshes, OnHost) else None
+        answer |= questions.smallest_change(found.does_not_fit, terms, seconds, composition)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
 

@@ -6,10 +6,13 @@ ZeRO-1 and Megatron's shards without recomputation are searched as on nodes; the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import exp, log
+from math import ceil, exp, log
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
+from rpbench.advice.limits import More
 from rpbench.advice.rows import mesh_misfit, mesh_name, mesh_row, other_orders, parameters, space_of
 from rpbench.config.mesh import refuse_frozen
 from rpbench.cost.hardware.basis import Basis
@@ -17,6 +20,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SPLIT, Space
@@ -157,6 +161,16 @@ class OnHost(NamedTuple):
         found += in_other_orders(found, self.others)
         asked = [each for each in found if names is None or mesh_name(each.job) in names]
         return [_row_on_host(each, terms, basis, self.framework) for each in asked]
+
+    def least_more(self, names: Sequence[str] | None) -> More | None:
+        """The memory of a device that the smallest plan lacks; None if nothing divides, or it is of no asked method."""
+        try:
+            plans = Candidates(self.question, self.space)
+        except ValueError:
+            return None
+        smallest = plans.job(int(np.argmax(plans.spare)))
+        name, lacks = mesh_name(smallest), ceil(fullest(smallest).lacks)
+        return More("device_memory_bytes", lacks, name) if lacks > 0 and (names is None or name in names) else None
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
         """The gain from changes of the machine, for a mesh that is the first row."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
+from rpbench.advice.limits import CHANGING, Limit, More, largest, least_more, limit_of
 from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
@@ -347,9 +347,17 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
-    """The least additional memory with which something fits, as a sentence and as data; `seconds`: of all advice."""
+def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float, composed: More | None) -> dict[str, Any]:
+    """The least additional memory with which something fits, as a sentence and as data.
+
+    Args:
+        seconds: of all advice.
+        composed: what is enough for a composition.
+    """
     found = least_more(misfits, terms, CHANGING * seconds)
+    if composed:
+        every = sorted([*found, composed], key=lambda more: more.lacks_bytes)
+        found = list({more.kind: more for more in reversed(every)}.values())[::-1]  # the least of each kind
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; or ".join(
         f"with {gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} {more.schedule} fits" for more in found
