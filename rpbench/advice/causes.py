@@ -3,7 +3,7 @@
     computation     forwards and backwards
     recomputation   forwards that run once more
     optimizer       steps on the devices, and waits for steps on the host
-    collectives     waits for gathers and sums of shards
+    collectives     waits for gathers and sums: of shards, and of a tied matrix's gradients
     transfers       waits for weights, gradients and boundary tensors
     bubble          waits that remain if transfers take no time
 

@@ -132,8 +132,11 @@ def _moving(costs: CostTable, factor: float, *, figures: tuple[str, ...]) -> Cos
         return costs
     known = {name: getattr(times.cluster, name) for name in figures}
     faster = {name: factor * value for name, value in known.items() if value is not None}
-    hop = costs.hop / factor if figures is LINKS else costs.hop
-    return replace(costs, transfer_time=replace(times, cluster=replace(times.cluster, **faster)), hop=hop)
+    hop, optimizer = costs.hop, times.optimizer
+    if figures is LINKS:
+        hop, optimizer = hop / factor, optimizer and replace(optimizer, tied_s=optimizer.tied_s / factor)
+    moved = replace(times, cluster=replace(times.cluster, **faster), optimizer=optimizer)
+    return replace(costs, transfer_time=moved, hop=hop)
 
 
 def _computing(costs: CostTable, factor: float) -> CostTable:

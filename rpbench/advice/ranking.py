@@ -12,7 +12,7 @@ from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import compute_reach, half_width, ratio_reach, shared_errors
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.probing import leading
-from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
+from rpbench.advice.rows import NONE_RUNS, Misfit, Ranked, contender_runs_in, parameters, plain_misfit, plain_row
 from rpbench.advice.side_searches import CHANGING, Glance, Side, bare, compile_kernels, dealt
 from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.basis import Basis
@@ -58,6 +58,7 @@ class Advice:
     turns: tuple[Turn, ...]
     left_out: Mapping[str, str]
     ranking_late: tuple[Ranked, ...] = ()
+    framework: str | None = None  # that plans are written for; None: the first that runs one
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -67,8 +68,8 @@ class Advice:
             "parameters": parameters(self.terms.model),
             "device_memory_bytes": self.terms.limits.device_memory_bytes,
             "tokens_per_step": self.terms.tokens(self.terms.sequences_per_step),
-            "ranking": [plain_row(row, self.terms) for row in self.ranking],
-            "ranking_late": [plain_row(row, self.terms) for row in self.ranking_late],
+            "ranking": [plain_row(row, self.terms, self.framework) for row in self.ranking],
+            "ranking_late": [plain_row(row, self.terms, self.framework) for row in self.ranking_late],
             "does_not_fit": [plain_misfit(row) for row in self.does_not_fit if row.is_proven],
             "none_found": [plain_misfit(row) for row in self.does_not_fit if not row.is_proven],
             "levers": [lever._asdict() for lever in self.levers],
@@ -105,9 +106,9 @@ def advise(
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
     """
-    asked = [each for each in contenders(names) if framework is None or framework in runs_in(each.name)]
+    asked = [each for each in contenders(names) if framework is None or framework in contender_runs_in(each, terms)]
     if not asked:
-        raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
+        raise ValueError(NONE_RUNS.format(framework))
     left_out = dict[str, str]()
     if names is None and terms.num_devices == 1:
         left_out = {each.name: AS_PLAIN for each in asked if each.name != PLAIN and not _uses_the_host(each, terms)}
@@ -131,7 +132,7 @@ def advise(
         levers, turns = _what_would_change([(number, row.plan) for number, row in first[:2]], sides, seconds)
     others = tuple(row for _, row in ranked if not late and row.staleness_steps)
     apart = _beside_the_first([row for _, row in first], terms, basis)
-    return Advice(terms, apart, tuple(misfits), levers, turns, left_out, others)
+    return Advice(terms, apart, tuple(misfits), levers, turns, left_out, others, framework)
 
 
 def _beside_the_first(rows: Sequence[Ranked], terms: Terms, basis: Basis) -> tuple[Ranked, ...]:
@@ -277,12 +278,14 @@ def _filled(plan: Tuned, frames: Frames) -> Tuned | None:
 
 def _ranked(each: Timed, reach: float, basis: Basis) -> Ranked:
     plan, frame = each.plan, each.frame
-    why = causes_of(frame, plan.partition, plan.outcome.keeps)
+    sequences, causes = plan.setting.microbatch_sequences, causes_of(frame, plan.partition, plan.outcome.keeps)
+    updates = frame.terms.num_microbatches(sequences) / frame.schedule.shape.num_microbatches  # in a step of the answer
+    why = {name: updates * seconds for name, seconds in causes.items()}
     factor = half_width(why, reach, basis)
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.graph.analysis).max_staleness
     memory = frame.memory(plan.partition, plan.outcome.keeps, plan.setting.recompute)
-    sizes = frame.terms.sizes(plan.setting.microbatch_sequences)
+    sizes = frame.terms.sizes(sequences)
     ssd = ssd_bytes(frame.schedule.on_ssd, sizes.under(frame.schedule))
     return Ranked(plan, pace / factor, pace * factor, late, why, memory, ssd)
 

@@ -19,6 +19,7 @@ from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.search import ORDERS, Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
+from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture, why_not_built
@@ -28,6 +29,7 @@ from rpbench.yaml_file import read_keys
 COVERED = 0.01  # a plan whose `gap` is at most this fraction counts as searched to the end
 HERE = "here only"
 LIBRARY = "RoundPipe's library"
+NONE_RUNS = "runs_in={}: none of the schedules that are asked for runs there; leave one out"
 _FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
@@ -105,9 +107,18 @@ def runs_in(name: str) -> Sequence[str]:
     return RUNS_IN.get(name, (HERE,))
 
 
-def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
-    """A plan that fits."""
+def contender_runs_in(contender: Contender, terms: Terms) -> Sequence[str]:
+    """The frameworks that run a contender of one host on these devices."""
+    found, shards = runs_in(contender.name), terms.num_devices
+    if contender.entry.tensor_parallel and torchtitan_refuses(terms.model, shards, 1, shards, shards):
+        return [each for each in found if each != "torchtitan"]
+    return found
+
+
+def plain_row(row: Ranked, terms: Terms, framework: str | None = None) -> dict[str, Any]:
+    """A plan that fits, written for a framework; None: the first that runs it."""
     plan, pace = row.plan, row.plan.outcome.tokens_per_s
+    names = contender_runs_in(plan.contender, terms)
     command = command_of(plan, terms)
     return {
         "schedule": plan.contender.name,
@@ -127,9 +138,9 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "convergence": _convergence(plan.contender.name) if row.staleness_steps else None,
         "why": dict(row.why),
         "ratio_reach": row.ratio_reach,
-        "runs_in": list(runs_in(plan.contender.name)),
+        "runs_in": list(names),
         "command": command,
-        **_exported(row, command, terms),
+        **_exported(row, command, terms, [framework] if framework else names),
     }
 
 
@@ -142,14 +153,16 @@ def _ssd(row: Ranked, terms: Terms) -> dict[str, Any]:
     return {"ssd_bytes": found.held, "ssd_written_bytes": found.written, "ssd_days": days}
 
 
-def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
-    """The command that writes a plan for a framework; if that needs another cut, a note with the cut and its pace."""
-    export, note = _export(row.plan, command, terms), None
-    if export is None and LIBRARY in runs_in(row.plan.contender.name):
+def _exported(row: Ranked, command: str, terms: Terms, names: Sequence[str]) -> dict[str, Any]:
+    """The command that writes a plan for the first of some frameworks that takes it; if one needs another cut, a note
+    with the cut and its pace.
+    """
+    export, note = _export(row.plan, command, terms, names), None
+    if export is None and LIBRARY in names:
         note = _unwritten(row.plan, terms) or None
-    beside = row.filled if "torchtitan" in runs_in(row.plan.contender.name) else None
+    beside = row.filled if "torchtitan" in names else None
     if beside is not None and "format=torchtitan" not in (export or ""):
-        written = _export(beside, command_of(beside, terms), terms)
+        written = _export(beside, command_of(beside, terms), terms, names)
         cut, pace = beside.partition, beside.outcome.tokens_per_s
         fits = f"{pace:,.0f} tokens/s" if beside.outcome.fits else "which does not fit"
         note = f"torchtitan has no stage without layers: not {row.plan.partition}, but {cut} beside it ({fits})"
@@ -171,7 +184,9 @@ def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float)
 # --- meshes --------------------------------------------------------------------------------------------------
 
 
-def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared) -> dict[str, Any]:
+def mesh_row(
+    found: Prediction, reach: float, first: Prediction, shared: Shared, framework: str | None = None
+) -> dict[str, Any]:
     """A mesh that fits, with the fields of `plain_row`.
 
     A search over meshes times every plan, most by closed forms, so that there is no bound on better plans (`gap`).
@@ -180,6 +195,7 @@ def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared)
         reach: the factor above and below its pace that holds nine of ten errors.
         first: the fastest.
         shared: the errors that both share.
+        framework: that it is written for; None: the first that runs it.
     """
     job, memory = found.job, {name: round(size) for name, size in found.memory.items()}
     pace = found.tokens_per_s_per_device * job.machine.size
@@ -193,7 +209,7 @@ def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared)
     command, names = command_of_mesh(job), mesh_runs_in(job)
     export = None
     if names != (HERE,):
-        export = command.replace("rpbench ", "rpbench show ", 1) + f" format={EXPORTS[names[0]]}"
+        export = command.replace("rpbench ", "rpbench show ", 1) + f" format={EXPORTS[framework or names[0]]}"
     return {
         "schedule": mesh_name(job),
         "options": mesh_options(job),
@@ -311,7 +327,7 @@ def space_of(names: Sequence[str] | None, framework: str | None = None) -> Space
     if not schedules and other_orders(names, framework):
         schedules = ("1f1b",)  # whose meshes the other orders take
     if framework is not None and not schedules and not alone:
-        raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
+        raise ValueError(NONE_RUNS.format(framework))
     return replace(found, schedules=schedules, without_pipeline=alone)
 
 
@@ -418,10 +434,10 @@ def _unwritten(plan: Tuned, terms: Terms) -> str:
     return f"no file for {LIBRARY}: {why}" if why else ""
 
 
-def _export(plan: Tuned, command: str, terms: Terms) -> str | None:
-    """The command that writes the plan for a framework; None if `show` has no format for any that runs it."""
+def _export(plan: Tuned, command: str, terms: Terms, names: Sequence[str]) -> str | None:
+    """The command that writes the plan for the first of some frameworks that takes it; None if `show` has no format."""
     entry, counts = plan.contender.entry, plan.partition.forward
-    for framework in runs_in(plan.contender.name):
+    for framework in names:
         staged = entry.lower is None and not entry.tensor_parallel
         if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
             continue  # torchtitan has no empty stages: `_exported` offers another cut

@@ -112,7 +112,7 @@ class Around:
         return at._replace(
             num_microbatches=self.terms.num_microbatches(at.microbatch_sequences),
             tokens_per_s=outcome.tokens_per_s,
-            step_time_s=outcome.step_time_s,
+            step_time_s=self.terms.tokens(self.terms.sequences_per_step) / outcome.tokens_per_s,
             peak_memory_bytes=outcome.peak_bytes,
             host_memory_bytes=outcome.host_bytes,
             fits=outcome.fits,

@@ -26,6 +26,7 @@ from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard, stream
 from rpbench.registry import Entry
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 if TYPE_CHECKING:  # machines are read from YAML, which the site's browser lacks
     from rpbench.cost.hardware.machine import Machine
@@ -68,6 +69,8 @@ CHARGES: Mapping[str, Charge] = {
     # Of shards of a vocabulary: hidden states go to all devices and outputs of the embedding's shards to the first one
     # (HF); gradients go the other ways (HB). Each pair moves as much as an all-reduce of a boundary tensor.
     "vocab": Charge(lambda stage, sizes: sizes.boundary, ends=frozenset(HEAD)),
+    # Of a tied matrix, before the step of stage 0 (`rpbench.cost.transfers.TIED`): its two devices sum their gradients.
+    "tied": Charge(lambda stage, sizes: sizes.embedding.gradients * sizes.reduced_bytes // BYTES_PER_VALUE),
 }
 
 

@@ -26,6 +26,9 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 if TYPE_CHECKING:
     from rpbench.cost.hardware.machine import Machine
 
+# A tied matrix's gradients, summed before the step of stage 0, which has the last one; the other end waits for it.
+TIED = Payload("tied", 0, True, Fraction(1), "net")
+
 
 class StageBytes:
     """Bytes of the stages of a partition.
@@ -129,6 +132,10 @@ class TransferTimes:
         """Time of one action on its link, 0 if it moves nothing; None if its time does not follow from its bytes."""
         if payload.lane == "host" and self.optimizer is None:
             return None
+        if payload.object == TIED.object:
+            assert self.optimizer is not None
+            seconds = 0.0 if cause_of(payload) in self.free else self.optimizer.tied_s
+            return seconds * self.units_per_second * self.num_parts  # divided by the parts, and a step has none
         moved, rate = self.bytes_of(payload), self.bytes_per_s(payload)
         seconds = self.cluster.transfer_latency_s + max(moved / rate if rate else 0.0, self.ssd_s(payload))
         return seconds * self.units_per_second if moved else 0.0
@@ -269,6 +276,8 @@ class Traffic:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
             work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
             carry = computations_that_carry(schedule)
+            if self.optimizer.tied_s and not schedule.ends_together:
+                carry = {**carry, (Kind.STEP, 0): (TIED,)}
         boundaries = self.boundaries
         if boundaries is None:
             copied = bool(schedule.placement) and all(len(holders) > 1 for holders in schedule.placement)
@@ -279,8 +288,7 @@ class Traffic:
         """Steps on devices, by stage.
 
         One STEP stands for those of all replicas, each of a shard or of the whole stage. With whole copies, the STEPs
-        of a device together take the time of all stages that it has. Where devices of embedding and head differ, a tied
-        matrix's gradients are summed before.
+        of a device together take the time of all stages that it has.
         """
         assert self.optimizer is not None
         rate, beside = self.optimizer.device_bytes_per_s, self.optimizer.beside_s
@@ -296,8 +304,6 @@ class Traffic:
         for steps, held in _whole_copies(schedule):
             for number in steps:
                 found[number] = (sum(own[other] for other in held) + beside) / len(steps)
-        if self.optimizer.tied_s and not schedule.ends_together:
-            found[0] += self.optimizer.tied_s  # stage 0 has the last gradient of a step; the other end waits for it
         whole = units_per_second * schedule.shape.num_parts  # times are divided by the parts, and a step has none
         return tuple(Work(each * whole) for each in found)
 

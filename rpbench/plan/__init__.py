@@ -76,8 +76,8 @@ def _checked(problem: Problem, partition: Partition, method: str) -> Choice:
 
 
 def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> Partition:
-    """The partition; ValueError for an empty inner stage, unless devices have several, which pass tensors on."""
-    if not problem.entry.separate_cuts and len(partition.forward) > problem.num_ranks:
+    """The partition; ValueError for an empty inner stage of separate cuts. Bound to a device it passes tensors on."""
+    if not problem.entry.separate_cuts:
         return partition
     for counts in (partition.forward, partition.backward):
         for stage, layers in enumerate(counts):

@@ -17,7 +17,7 @@ from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.ranking import AS_PLAIN, QUICK, advise
-from rpbench.advice.rows import HERE, RUNS_IN, command_of, runs_in
+from rpbench.advice.rows import HERE, RUNS_IN, command_of, contender_runs_in, runs_in
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
@@ -298,3 +298,11 @@ def test_frameworks_are_named_for_contenders():
     assert runs_in("zero_offload") == ["DeepSpeed"]
     assert runs_in("zero_offload(delayed_update=True)") == (HERE,)
     assert runs_in("roundpipe(asynchronous=True)") == runs_in("roundpipe")
+
+
+def test_torchtitan_runs_no_more_tensor_shards_than_heads_of_keys():
+    case = small()  # on two devices
+    alone = replace(case, model=replace(case.model, key_value_heads=1))
+    assert contender_runs_in(contender("megatron_tp"), case) == ["Megatron", "torchtitan"]
+    assert contender_runs_in(contender("megatron_tp"), alone) == ["Megatron"]
+    assert contender_runs_in(contender("1f1b"), alone) == runs_in("1f1b")

@@ -28,6 +28,7 @@ def test_rows_are_plain_runs_with_these_lengths(rpbench, tmp_path):
         assert (status, record["status"]) == (0, "ok")
         assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-12)
         assert max(record["peak_memory_bytes"]) == row["peak_memory_bytes"] <= sum(row["memory"].values())
+        assert record["host_memory_bytes"] == row["host_memory_bytes"]
         assert row["tokens_per_day"] == pytest.approx(86_400 * row["tokens_per_s"])
     paces = [row["tokens_per_s"] for row in answer["ranking"]]
     assert paces == sorted(paces, reverse=True)

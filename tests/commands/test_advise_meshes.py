@@ -10,6 +10,7 @@ from small_machines import EIGHT_LAYERS, NODES, SMALL, TWO_L40S
 
 from rpbench.advice.causes import CAUSES
 from rpbench.advice.machine_figures import described
+from rpbench.advice.rows import EXPORTS
 from rpbench.advice.what_if import mesh_points
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
@@ -41,6 +42,16 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
     for count, fits in ((8, False), (16, True)):
         assert dispatch(("plan", "mesh=search", *asked, f"num_devices={count}")) == 0
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
+
+
+def test_on_one_host_the_smallest_change_counts_compositions():
+    """With whole layers on each of four devices 1F1B lacks 2.6 GB more."""
+    words = ["num_layers=4", "hidden=2048", "heads=8", "vocab=8000", "seq_len=4096", "schedules=1f1b", "seconds=1"]
+    words += ["gpu=rtx4090", "num_devices=4"]
+    (change,) = advise_on([*words, "device_memory_bytes=2.2e9"], io.StringIO())["change"]
+    for part, fits in ((1.0, True), (0.97, False)):
+        enough = 2_200_000_000 + round(part * change["lacks_bytes"])
+        assert bool(advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())["ranking"]) is fits
 
 
 def test_a_search_over_meshes_refuses_devices_that_differ(tmp_path, capsys):
@@ -203,6 +214,7 @@ def test_meshes_are_restricted_to_what_runs_in_a_framework(name, experts):
     assert answer["ranking"]
     for row in answer["ranking"]:
         assert name in row["runs_in"]
+        assert row["export"].endswith(f" format={EXPORTS[name]}")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +301,7 @@ def test_an_order_that_fits_nowhere_is_told_beside_one_that_does():
     own = replace(architecture("llama3_8b"), num_layers=8)
     on = replace(machine("dgx_h100").with_devices(16), device_memory_bytes=17 * 10**9)
     space = Space(schedules=("1f1b",), shared=("none",), max_tensor=1, recomputes=("full",))
-    given = {"seq_len": 1024, "global_batch": 16, "space": space, "others": ("zb_v",), "words": ()}
+    given = {"seq_len": 1024, "global_batch": 16, "space": space, "others": ("zb_v",), "framework": None, "words": ()}
     assert advise_nodes(own, on, names=None, **given)["left_out"] == {"zb_v": NO_MESH}
     answer = advise_nodes(own, on, names=("zb_v",), **given)
     assert (answer["ranking"], answer["left_out"], answer["levers"]) == ([], {"zb_v": NO_MESH}, [])

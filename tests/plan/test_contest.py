@@ -340,10 +340,11 @@ def test_when_time_is_over_a_descent_sketches_nothing_more(monkeypatch):
     assert asked == []
 
 
-def test_a_plan_cut_short_by_time_has_the_pace_of_all_steps():
-    """A step of GreedySnake waits for the host's work of the one before, so the second of two is not the usual one."""
+@pytest.mark.parametrize("name", ["greedysnake", "roundpipe"])
+def test_a_plan_cut_short_by_time_has_the_pace_of_all_steps(name):
+    """Steps that move weights wait for the host's work of the one before: the second of two is not the usual one."""
     over, case = False, small(num_steps=6)
-    search = Search(contender("greedysnake"), case, Budget(), is_over=lambda: over)
+    search = Search(contender(name), case, Budget(), is_over=lambda: over)
     search.look()
     over = True
     search.settle()

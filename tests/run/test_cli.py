@@ -134,10 +134,6 @@ WRONG = [
         ["model=llama31_8b", "cost=published", "partition=4-4-4-4-4-4-4-5"],
         "sums to 33 layers, the model has 32",
     ),
-    (
-        ["schedule=1f1b", "num_devices=3", "model.num_layers=8", "partition=4-0-4"],
-        "partition=4-0-4: stage 1 has no layers; only the first",
-    ),
     (["schedule=roundpipe", "num_devices=2", "model.num_layers=4", "partition=2-2|2-0-2-0*"], "stage 1 has no layers"),
     (["charge=all"], "charge=all: one of hops, bytes"),
     (["charge=bytes"], "take one with a shape"),

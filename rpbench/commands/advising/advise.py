@@ -3,16 +3,17 @@
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from rpbench.advice import model_source
+from rpbench.advice.limits import Limit
 from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.ranking import advise
-from rpbench.advice.rows import ALONE, leads_of, other_orders, space_of
+from rpbench.advice.rows import ALONE, NONE_RUNS, leads_of, other_orders, space_of
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, around, lengths_asked, timed_again
@@ -120,14 +121,25 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
             return _terms(replace(model, seq_len=value), cluster, asked, sequences, (1,))[0]
         return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
 
+    names, framework = schedules_in(asked), framework_in(asked)
+
+    def meshes(names: Iterable[str]) -> Iterator[Limit]:
+        return questions.mesh_limits(model, cluster, question, names, framework, sequences, longest)
+
     if cluster.num_nodes > 1:
         _check_meshes(cluster, model, asked, ())
-        names = schedules_in(asked) or (*SCHEDULES, *ALONE.values())
-        limits = questions.node_limits(model, cluster, question, names, framework_in(asked), sequences, longest)
+        limits = meshes(names or (*SCHEDULES, *ALONE.values()))
     else:
         check_figures(cluster, ON_HOST, "advise")
-        limits = questions.host_limits(terms_at, question, _contenders(schedules_in(asked)), longest)
+        own = list(questions.host_limits(terms_at, question, _contenders(names), framework, longest))
+        if isinstance(on_host(terms_at(questions.TOKENS), cluster, names, framework, is_plain=True), OnHost):
+            composed = meshes(each.name for each in own if each.name in (*SCHEDULES, *ALONE.values()))
+            limits = questions.with_compositions(own, {each.name: each for each in composed})
+        else:
+            limits = iter(own)
     rows = [questions.limit_row(limit, question, terms_at) for limit in limits]
+    if not rows:
+        raise ConfigError(NONE_RUNS.format(framework))
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
     about = {"model": model.name, "cluster": cluster.name, "num_devices": cluster.size, "question": question}
@@ -158,7 +170,9 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
     framework, words = framework_in(asked), [f"{name}={value}" for name, value in asked.words().items()]
     compared = questions.compared(asked.own) if "compare" in asked.own else None
     _check_meshes(found, model, asked, (*ORDERS, "megatron_tp"))
-    search = partial(advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, words=words)
+    search = partial(
+        advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, framework=framework, words=words
+    )
     # each of two compared has its own search: the best of one would leave no place for the other
     wanted = [(name,) for name in compared] if compared else [schedules_in(asked)]
     answers = [
@@ -329,6 +343,9 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if isinstance(meshes, OnHost) and composed:
         answer["ranking"] = beside(answer["ranking"], composed, terms, basis)
+        fitting = {row["schedule"] for row in composed}
+        for name in ("does_not_fit", "none_found"):
+            answer[name] = [row for row in answer[name] if row["schedule"] not in fitting]
         if isinstance(answer["ranking"][0]["plan"], Job):
             answer["levers"] = meshes.levers(answer["ranking"][0]["plan"])
         if any(isinstance(row["plan"], Job) for row in answer["ranking"][:2]):
@@ -336,7 +353,8 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     elif isinstance(meshes, str):
         answer["left_out"]["meshes"] = meshes
     if not answer["ranking"] and not answer["ranking_late"]:
-        answer |= questions.smallest_change(found.does_not_fit, terms, seconds)
+        composition = meshes.least_more(names) if isinstance(meshes, OnHost) else None
+        answer |= questions.smallest_change(found.does_not_fit, terms, seconds, composition)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
 

@@ -168,7 +168,7 @@ def _ran(command: str) -> dict[str, Any]:
         fields = prepare(load(words[words.index("rpbench") + 1 :])).carry_out().fields
     except ValueError as error:  # its order cuts sequences into segments, or the like
         return {"tokens_per_s": None, "reason": str(error)}
-    return {name: fields.get(name) for name in ("tokens_per_s", "peak_memory_bytes", "reason")}
+    return {name: fields.get(name) for name in ("tokens_per_s", "peak_memory_bytes", "host_memory_bytes", "reason")}
 
 
 def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, machine: Machine) -> dict[str, Any]:
@@ -180,6 +180,7 @@ def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, mac
         "usd_per_1e9_tokens": None if price is None else price / factor,
         "mfu": mfu(model, machine, machine.size, pace),
         "peak_memory_bytes": max(fields["peak_memory_bytes"]),
+        "host_memory_bytes": fields["host_memory_bytes"],
         "gap": None,
         "searched_to_the_end": False,
     }

@@ -6,10 +6,13 @@ ZeRO-1 and Megatron's shards without recomputation are searched as on nodes; the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import exp, log
+from math import ceil, exp, log
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
+from rpbench.advice.limits import More
 from rpbench.advice.rows import mesh_misfit, mesh_name, mesh_row, other_orders, parameters, space_of
 from rpbench.config.mesh import refuse_frozen
 from rpbench.cost.hardware.basis import Basis
@@ -17,6 +20,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SPLIT, Space
@@ -61,6 +65,7 @@ def advise_nodes(
     space: Space,
     others: Sequence[str],  # further orders, timed on the meshes that are found
     names: Sequence[str] | None,  # requested methods; None: all of the space, and `others`
+    framework: str | None,  # that rows are written for
     words: Sequence[str],  # of the command line
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data; ValueError if nothing divides.
@@ -98,8 +103,9 @@ def advise_nodes(
     every.sort(key=lambda each: each.step_time_s)
     there = {mesh_name(each.job) for each in every}
     asked = names or (*space.schedules, *others)
+    rows = [mesh_row(each, REACH, every[0], SHARED, framework) | {"plan": each.job} for each in every]
     about |= {
-        "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
+        "ranking": _one_each(rows),
         "does_not_fit": [],
         "left_out": {name: NO_MESH for name in asked if name not in there},
         "num_plans": found.num_plans,
@@ -144,6 +150,7 @@ class OnHost(NamedTuple):
     question: Question
     space: Space
     others: tuple[str, ...]
+    framework: str | None  # that rows are written for
 
     def rows(self, terms: Terms, basis: Basis, names: Sequence[str] | None) -> list[dict[str, Any]]:
         """The fastest row of every schedule in `names` (None: all), each with its job as `plan`."""
@@ -153,7 +160,17 @@ class OnHost(NamedTuple):
             return []
         found += in_other_orders(found, self.others)
         asked = [each for each in found if names is None or mesh_name(each.job) in names]
-        return [_row_on_host(each, terms, basis) for each in asked]
+        return [_row_on_host(each, terms, basis, self.framework) for each in asked]
+
+    def least_more(self, names: Sequence[str] | None) -> More | None:
+        """The memory of a device that the smallest plan lacks; None if nothing divides, or it is of no asked method."""
+        try:
+            plans = Candidates(self.question, self.space)
+        except ValueError:
+            return None
+        smallest = plans.job(int(np.argmax(plans.spare)))
+        name, lacks = mesh_name(smallest), ceil(fullest(smallest).lacks)
+        return More("device_memory_bytes", lacks, name) if lacks > 0 and (names is None or name in names) else None
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
         """The gain from changes of the machine, for a mesh that is the first row."""
@@ -184,12 +201,12 @@ def on_host(
     except ValueError as error:
         return str(error)
     question = Question(terms.model, machine, software(DEFAULT), terms.model.seq_len, terms.sequences_per_step)
-    return OnHost(question, replace(space, alone=False), other_orders(names, framework))
+    return OnHost(question, replace(space, alone=False), other_orders(names, framework), framework)
 
 
-def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any]:
+def _row_on_host(found: Prediction, terms: Terms, basis: Basis, framework: str | None) -> dict[str, Any]:
     """A mesh as a row of one host, with the causes of such rows."""
-    row, job = mesh_row(found, 1.0, found, SHARED), found.job
+    row, job = mesh_row(found, 1.0, found, SHARED, framework), found.job
     given = {name: row["why"].get(name, 0.0) for name in (*row["why"], "bubble", "hops")}
     work = found.terms  # of an order that was simulated as it is
     if "kernels" not in work:

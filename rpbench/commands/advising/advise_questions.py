@@ -3,20 +3,21 @@ batch, the fewest devices, the cheapest rent for a deadline."""
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
-from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, space_of
+from rpbench.advice.limits import CHANGING, Limit, More, largest, least_more, limit_of
+from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
-from rpbench.explain.side import Side, Work
+from rpbench.explain.side import DECLARED, Side, Work
 from rpbench.explain.split import explain
+from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.plans import Space
-from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
+from rpbench.mesh.plan_search.search import ORDERS, NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.places import file_of
 from rpbench.plan.contest.contender import contenders
@@ -93,15 +94,7 @@ INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a nu
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # common names
 TOKENS, LONGEST = 64, 1 << 20  # lengths of sequences are multiples of 64 tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
-# Causes of a mesh's step, in the words of `rpbench.explain`.
-_CAUSE = {
-    "work": "computation",
-    "hops": "transfers",
-    "data": "collectives",
-    "tied": "collectives",
-    "fixed": "overheads",
-    "jitter": "overheads",
-}
+COMPOSED = (*SCHEDULES, *ORDERS, *ALONE.values(), "megatron_tp")  # methods that meshes have as well
 HOURS_A_DAY = 24.0
 
 
@@ -158,9 +151,12 @@ def comparison(answer: Mapping[str, Any], names: tuple[str, str], model: Archite
 
 def _side(row: Mapping[str, Any], answer: Mapping[str, Any], model: Architecture, machine: Machine) -> Side:
     """A row with its causes in device-seconds of a token."""
-    each, causes = answer["num_devices"] / answer["tokens_per_step"], dict[str, float]()
-    for name, seconds in row["why"].items():
-        cause = _CAUSE.get(name, name)
+    each, causes, why = answer["num_devices"] / answer["tokens_per_step"], dict[str, float](), dict(row["why"])
+    if "work" in why:  # of a mesh over nodes: layers that run again and exchanges inside layers are in it
+        job = row["plan"]
+        why |= parts_of_work(job, why.pop("work"), splits=job.schedule in SPLIT and job.mesh.pipeline > 1)
+    for name, seconds in why.items():
+        cause = DECLARED["cause_of_mesh_term"].get(name, name)
         causes[cause] = causes.get(cause, 0.0) + each * seconds
     work = Work(model.flops_per_token(answer["seq_len"]), machine.matmul_flops_per_s)
     return Side(label(row), sum(causes.values()), "predicted", causes, "predicted", work=work)
@@ -172,16 +168,25 @@ def _side(row: Mapping[str, Any], answer: Mapping[str, Any], model: Architecture
 TermsAt = Callable[[int], Terms]  # of a length, or of a microbatch's sequences
 
 
-def host_limits(terms_at: TermsAt, question: str, names: Sequence[str] | None, longest: int | None) -> Iterator[Limit]:
+def host_limits(
+    terms_at: TermsAt, question: str, names: Sequence[str] | None, framework: str | None, longest: int | None
+) -> Iterator[Limit]:
     """The limit of every contender on one host.
 
     Args:
         names: schedules; None: those that a framework runs today.
+        framework: that must be able to run them; None: any.
         longest: tokens that the model has positions for; None: no limit.
     """
+    step, most = _steps(question, longest)
     for contender in contenders(names):
-        if not contender.fixed and (names or contender.name in RUNS_IN):
-            yield limit_of(contender, terms_at, *_steps(question, longest))
+        runs = (
+            framework in contender_runs_in(contender, terms_at(step))
+            if framework
+            else names or contender.name in RUNS_IN
+        )
+        if runs and not contender.fixed:
+            yield limit_of(contender, terms_at, step, most)
 
 
 def _steps(question: str, longest: int | None) -> tuple[int, int]:
@@ -189,16 +194,19 @@ def _steps(question: str, longest: int | None) -> tuple[int, int]:
     return (TOKENS, min(LONGEST, longest or LONGEST)) if question == "max_seq_len" else (1, WIDEST)
 
 
-def node_limits(
+def mesh_limits(
     model: Architecture,
     machine: Machine,
     question: str,
-    names: Sequence[str],
+    names: Iterable[str],
     framework: str | None,
     batch: int,
     longest: int | None,
 ) -> Iterator[Limit]:
-    """The limit of every method over nodes that a framework runs (None: any); other arguments as of `host_limits`."""
+    """The limit of every method's meshes that a framework runs (None: any), on one host of its compositions alone.
+
+    Other arguments as of `host_limits`.
+    """
     of_length = question == "max_seq_len"
     for name in names:
         try:
@@ -207,7 +215,7 @@ def node_limits(
             continue
 
         def held(value: int, space: Space = space) -> Any:
-            own = replace(space, sequences=(1 if of_length else value,))
+            own = replace(space, sequences=(1 if of_length else value,), alone=machine.num_nodes > 1)
             length, sequences = (value, batch) if of_length else (model.seq_len, value * machine.size)
             try:
                 found = search(Question(model, machine, software(DEFAULT), length, sequences), own, 1)
@@ -216,6 +224,13 @@ def node_limits(
             return found.best[0]
 
         yield largest(name, held, *_steps(question, longest))
+
+
+def with_compositions(alone: Iterable[Limit], composed: Mapping[str, Limit]) -> Iterator[Limit]:
+    """The larger of two limits of each method on one host. No bound says that a composition does not fit."""
+    for limit in alone:
+        found = max(limit, composed.get(limit.name, limit), key=lambda each: each.value)
+        yield replace(found, is_proven=found.is_proven and limit.name not in COMPOSED)
 
 
 def limit_row(limit: Limit, question: str, terms_at: TermsAt) -> dict[str, Any]:
@@ -289,6 +304,7 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         price = machine.price_usd_per_hour / machine.size
     else:
         raise ConfigError(f"usd_per_device_hour= is missing: nobody knows the rent of {machine.name}; give its price")
+    machine = replace(machine, price_usd_per_hour=price * machine.size)  # rows say what tokens cost at this price
     counts = powers_and_last(counts_of(machine))
     rows: list[dict[str, Any]] = []
     answers: dict[int, dict[str, Any]] = {}
@@ -331,9 +347,17 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
-    """The least additional memory with which something fits, as a sentence and as data; `seconds`: of all advice."""
+def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float, composed: More | None) -> dict[str, Any]:
+    """The least additional memory with which something fits, as a sentence and as data.
+
+    Args:
+        seconds: of all advice.
+        composed: what is enough for a composition.
+    """
     found = least_more(misfits, terms, CHANGING * seconds)
+    if composed:
+        every = sorted([*found, composed], key=lambda more: more.lacks_bytes)
+        found = list({more.kind: more for more in reversed(every)}.values())[::-1]  # the least of each kind
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; or ".join(
         f"with {gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} {more.schedule} fits" for more in found

@@ -16,6 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space
 from rpbench.plan.contest.frame import Frames, uncollected
 from rpbench.plan.contest.plans import NONE, PROVEN, Budget, Outcome, Tried, Tuned, beats, leaders, rank
@@ -57,6 +58,7 @@ def tune(
     with uncollected():
         search.look()
         search.finish(to_beat)
+        search.settle()
         return search.plan()
 
 
@@ -198,7 +200,8 @@ class Search(Trials):
 
     def settle(self) -> None:
         """Time the best plan with all steps if time ended the search; without transfers the second is as any other."""
-        if self._final is None and self.contender.entry.lower is not None and self.best().timed.fits:
+        best = self.best()
+        if self._final is None and best.timed.fits and has_transfers(self._frame(best.setting, best.cut).schedule):
             self._final = self._last(1)
 
     def plan(self) -> Tuned:
