@@ -21,6 +21,7 @@ from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import built, check_built, pose
+from rpbench.run.scheduled import host_misfit
 from rpbench.sim.graph import Graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
@@ -91,13 +92,15 @@ def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str,
         "makespan_s": metrics["makespan_s"],
         "bubble_makespan": metrics["bubble_makespan"],
         "num_plans_evaluated": choice.num_evaluated,
-        "reason": _why_not(problem, choice, graph, keeps),
+        "reason": _why_not(request, problem, choice, graph, keeps),
         **({} if choice.proven is None else {"proven": choice.proven}),
         **graph.schedule.told,
     }
 
 
-def _why_not(problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, ...] | None) -> str | None:
+def _why_not(
+    request: Request, problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, ...] | None
+) -> str | None:
     """Why a run of the plan would be infeasible; None where it fits, or its bytes or the memory are unknown."""
     if problem.memory is None:
         return None
@@ -105,7 +108,8 @@ def _why_not(problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, .
         keeps = kept_layers(choice.partition, "except_last")
     schedule, sizes = graph.schedule, problem.memory.sizes
     classes = classes_of(schedule, sizes, peak_in_flight(graph), keeps, graph.analysis)
-    return why_infeasible(schedule, classes, problem.memory.limit_bytes) or None
+    on_device = why_infeasible(schedule, classes, problem.memory.limit_bytes)
+    return on_device or host_misfit(schedule, sizes, request.cluster, graph.analysis) or None
 
 
 @dataclass

@@ -94,6 +94,15 @@ def is_fraction(value: float) -> bool:
 
 
 COSTS = ["unit", "constant", "published", "analytic", "profiled"]  # a user's own file is one of them with other values
+# Keys of cost that some of them read, and the others would ignore.
+OF_COSTS = {
+    **dict.fromkeys(
+        ("forward_ms", "input_grad_ms", "weight_grad_ms", "recompute_ms", "hop_ms", "head_share"), ("constant",)
+    ),
+    "split_backward": ("published", "profiled"),
+    **dict.fromkeys(("profile", "microbatches_per_device"), ("profiled",)),
+    "declared": ("analytic",),
+}
 BACKENDS = ["virtual", "cpu", "device", "emulated", "torch"]
 
 
@@ -128,6 +137,13 @@ class CostConfig:
         ratio = "a mean ratio of a stage, from 0 (all weight gradients are made) to 1 (none is)"
         check(self, "cost.", ratio, is_fraction, "max_freeze_ratio")
         at_least_one(self, "cost.", "microbatches_per_device")
+        for key, sources in OF_COSTS.items():
+            usual = type(self).__dataclass_fields__[key]
+            if self.name not in (MISSING, *sources) and getattr(self, key) not in (usual.default, {}):
+                raise ConfigError(
+                    f"cost.{key}={getattr(self, key)} with cost={self.name}: a key of cost={' and '.join(sources)}; "
+                    "leave one of both out"
+                )
 
 
 @dataclass

@@ -294,6 +294,19 @@ def test_a_profile_refuses_what_would_change_nothing_and_slots(word, rpbench):
     assert err.splitlines()[-1].startswith(f"rpbench: {word}")
 
 
+@pytest.mark.parametrize("words", [("schedule=zb_h1",), ("cluster=8x_rtx4090",), ("cost=constant", "num_runs=3")])
+def test_a_profile_refuses_choices_that_it_does_not_take(words, rpbench):
+    status, rows, err = rpbench("profile", "model=tiny_gpt", *words, "out=own")
+    assert (status, rows, f"rpbench: {words[-1]} with profile: " in err) == (2, [], True)
+
+
+def test_a_profile_of_costs_says_of_which_schedule_and_devices(rpbench):
+    """What a microbatch waits for is divided over the layers of a device."""
+    found = [rpbench("profile", *LAYERS[1:], f"num_devices={number}")[1][0] for number in (4, 8)]
+    assert [(each["schedule"], each["num_devices"]) for each in found] == [("1f1b", 4), ("1f1b", 8)]
+    assert found[0]["forward_ms"] != found[1]["forward_ms"]
+
+
 def test_duels_and_closed_forms_say_that_they_take_no_schedule():
     words = ("model=tiny_gpt", "num_devices=2", "schedule=zb_v")
     for mode, key in (("duel", "contenders"), ("torch_duel", "schedules")):
