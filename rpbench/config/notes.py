@@ -42,7 +42,11 @@ def notes_of(request: "Request", *, eager: bool) -> tuple[str, ...]:
 
 
 NAMES = ("name", "published_name")
-LENGTHS = ("seq_len", "context")  # published timings are also used for other lengths, as they are on other machines
+LENGTHS = (
+    "seq_len",
+    "context",
+    "batch_sequences",
+)  # published timings are also used for other lengths, as they are on other machines
 
 
 def told_apart(

@@ -5,7 +5,7 @@ from math import isclose
 from typing import TYPE_CHECKING
 
 from rpbench.config.charging import CONSTANTS
-from rpbench.config.choices import Duel, Failures, Predict, Roofline, Simulate, TorchDuel
+from rpbench.config.choices import Duel, Failures, Predict, Roofline, Simulate, TorchDuel, Train
 from rpbench.cost.hardware.basis import counted_numbers
 from rpbench.cost.hardware.machine import COPIED_SHARE, Machine
 
@@ -84,6 +84,13 @@ def _idle(request: "Request", eager: bool) -> Idle:
     elif isinstance(mode, Duel | TorchDuel):
         key = "contenders" if isinstance(mode, Duel) else "schedules"
         yield ["schedule"], f"mode.{key}= says who takes part"
+    elif isinstance(mode, Train):
+        yield _figures("price_usd_per_hour"), "rent is counted by rpbench advise"
+        if request.workload.path is None and request.workload.text is None:
+            yield OF_TEXTS, f"workload={request.workload.name} has no text"
+        if request.backend is not None and request.backend.name in ("virtual", "emulated"):  # timed by costs
+            moves = request.offload != "none" or request.entry.lower is not None
+            yield from _idle_on_one_host(request, moves=moves, charged=moves)
     elif isinstance(mode, Simulate | Predict | Roofline):
         measured = request.cost.name == "profiled" and request.cost.profile is None  # here, with tensors
         tensors = f"mode={mode.name} has no tensors; it counts 16-bit weights, Adam's states"
@@ -146,7 +153,13 @@ def _idle_simulation(request: "Request", eager: bool) -> Idle:
     if meshed:
         yield _figures(*HOST, "host_memory_bytes", "ssd"), "under a mesh nothing moves to hosts"
         yield ["prefetch"], "under a mesh no weights are streamed"
-        return
+    else:
+        yield from _idle_on_one_host(request, moves=moves, charged=charged)
+
+
+def _idle_on_one_host(request: "Request", *, moves: bool, charged: bool) -> Idle:
+    """Of runs timed by costs: `moves`, whether weights are streamed; `charged`, whether bytes take time."""
+    cost = request.cost
     yield _figures(*BETWEEN), "the run has one host"
     if not moves and request.tuning_budget is None:
         yield ["prefetch"], "no weights are streamed (offload=none)"

@@ -9,6 +9,7 @@ CLUSTER, MODEL = "cluster=8x_rtx4090", "model=qwen3_1p7b"
 ANALYTIC = ("schedule=1f1b", MODEL, CLUSTER, "cost=analytic")
 CONSTANT = ("schedule=1f1b", MODEL, CLUSTER, "cost=constant")
 PREDICTED = ("mode=predict", "schedule=roundpipe", MODEL, CLUSTER, "cost=analytic")
+TRAINED = ("schedule=1f1b", "backend=virtual", "model=tiny_gpt", "num_devices=2", "num_microbatches=4")
 MESHED = ("schedule=1f1b", "model=llama3_8b", "cluster=dgx_h100", "num_devices=32", "mesh.data=4", "mesh.tensor=2")
 
 
@@ -23,6 +24,8 @@ MESHED = ("schedule=1f1b", "model=llama3_8b", "cluster=dgx_h100", "num_devices=3
         (ANALYTIC, "+cost.constants.adam_byte=3", "unknown constant of cost 'adam_byte'; did you mean adam_bytes?"),
         (CONSTANT, "mesh.precision=fp8", "mesh.precision=fp8 with cost=constant on cluster=8x_rtx4090: given times"),
         ((*ANALYTIC, "num_devices=16"), "mesh.data=2", "num_devices=16: cluster 8x_rtx4090 has 8; ask for fewer"),
+        (TRAINED, "+backend.data_parallel=2", "backend.data_parallel=2 with backend=virtual: a key of backend=torch"),
+        (TRAINED, "+backend.time_scale=2", "a key of backend=emulated"),
         (ANALYTIC, "cluster.root_complex_bytes_per_s=1e9", "cluster.devices_per_root_complex=None with cluster.root"),
     ],
 )
@@ -56,6 +59,9 @@ def test_keys_that_nothing_would_read_are_refused(words, key, said):
         (PREDICTED, "+cost.overlap_gain=0.3", "mode=predict times no actions"),
         (PREDICTED, "software=torchtitan", "mode=predict counts with the numbers of the system's own software"),
         (PREDICTED, "cluster.inter_bytes_per_s=1e7", "closed forms of a system on one host"),
+        (TRAINED, "prefetch=2", "no weights are streamed"),
+        (TRAINED, "+workload.held_out=0.1", "workload=synthetic has no text"),
+        (TRAINED, "cluster.copy_bytes_per_s=1e8", "cost=unit has its own seconds, and charge=hops"),
         (("mode=roofline", MODEL, CLUSTER), "cluster.memory_bytes_per_s=1e9", "mode=roofline takes cluster.matmul"),
         (("mode=roofline", MODEL, CLUSTER), "cost=constant", "closed forms of a model and a machine"),
     ],
