@@ -47,6 +47,7 @@ INSIDE = (
     *HOST,
 )
 BETWEEN = ("inter_bytes_per_s", "inter_latency_s", "domain")
+RENT = "rent is counted by rpbench advise"
 MEMORY = ("device_memory_bytes", "reserved_memory_bytes", "host_memory_bytes")
 
 
@@ -81,11 +82,18 @@ def _idle(request: "Request", eager: bool) -> Idle:
     mode = request.mode
     if isinstance(mode, Failures):
         yield from _idle_failures(mode)
+        if mode.run == "simulated":
+            yield OF_TENSORS[:2], "a simulated failure has no tensors"  # the seed draws who fails, and when
+            yield _figures("price_usd_per_hour"), RENT
+            if request.offload == "none" and request.entry.lower is None:
+                yield ["prefetch"], "no weights are streamed (offload=none)"
+            if mode.net_bytes_per_s is not None:
+                yield _figures("inter_bytes_per_s"), "mode.net_bytes_per_s counts between hosts"
     elif isinstance(mode, Duel | TorchDuel):
         key = "contenders" if isinstance(mode, Duel) else "schedules"
         yield ["schedule"], f"mode.{key}= says who takes part"
     elif isinstance(mode, Train):
-        yield _figures("price_usd_per_hour"), "rent is counted by rpbench advise"
+        yield _figures("price_usd_per_hour"), RENT
         if request.workload.path is None and request.workload.text is None:
             yield OF_TEXTS, f"workload={request.workload.name} has no text"
         if request.backend is not None and request.backend.name in ("virtual", "emulated"):  # timed by costs
@@ -95,7 +103,7 @@ def _idle(request: "Request", eager: bool) -> Idle:
         measured = request.cost.name == "profiled" and request.cost.profile is None  # here, with tensors
         tensors = f"mode={mode.name} has no tensors; it counts 16-bit weights, Adam's states"
         yield (["optimizer"] if measured else OF_TENSORS), tensors
-        yield _figures("price_usd_per_hour"), "rent is counted by rpbench advise"
+        yield _figures("price_usd_per_hour"), RENT
         if isinstance(mode, Simulate):
             yield OF_TEXTS, tensors
             yield from _idle_simulation(request, eager)

@@ -56,6 +56,7 @@ def test_keys_that_nothing_would_read_are_refused(words, key, said):
         (MESHED, "mesh.overlap.expert=0.9", "mesh.expert is 1"),
         (MESHED, "mesh.reshard=false", "of mesh.shard=parameters over replicas alone"),
         (MESHED, "cluster.copy_bytes_per_s=1e8", "under a mesh nothing moves to hosts"),
+        ((*ANALYTIC, "mode=failures"), "optimizer=sgd", "a simulated failure has no tensors"),
         (PREDICTED, "+cost.overlap_gain=0.3", "mode=predict times no actions"),
         (PREDICTED, "software=torchtitan", "mode=predict counts with the numbers of the system's own software"),
         (PREDICTED, "cluster.inter_bytes_per_s=1e7", "closed forms of a system on one host"),
