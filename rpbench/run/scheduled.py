@@ -262,13 +262,15 @@ def _check(request: Request) -> None:
             f"{name} with cost={request.cost.name}: microbatches of several sizes need times and bytes; use "
             "cost=published or cost=analytic"
         )
-    if request.cost.split_penalty != 1:
-        raise ConfigError(
-            f"cost.split_penalty={request.cost.split_penalty} with {name}: the search takes halves of a backward as "
-            "they are counted; leave one of both out"
-        )
-    for key, usual in (CHOSEN | CHARGED).items():
-        if (value := getattr(request, key)) != usual:
+    for key, usual, taken in (
+        ("split_penalty", 1, "halves of a backward as they are counted"),
+        ("recompute_ahead", None, "recomputation as the schedule orders it"),
+        ("overlap_gain", 0, "actions that run together as they are counted"),
+    ):
+        if (given := getattr(request.cost, key)) != usual:
+            raise ConfigError(f"cost.{key}={given} with {name}: the search takes {taken}; leave one of both out")
+    for key, default in (CHOSEN | CHARGED).items():
+        if (value := getattr(request, key)) != default:
             why = "the search chooses it" if key in CHOSEN else "everything that moves is charged by its bytes"
             raise ConfigError(f"{key}={value} with {name}: {why}; leave it out")
 
