@@ -12,6 +12,7 @@ from omegaconf import MISSING
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.errors import config_errors
 from rpbench.config.request import Request
+from rpbench.config.without_effect import check_without_effect
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.layer_graph import LayerGraph, from_csv
 from rpbench.passes.recomputation import kept_layers
@@ -60,23 +61,6 @@ def compare_plans(request: Request) -> dict[str, Any]:
         "plans": plans,
         "refused": refused,
     }
-
-
-def check_without_effect(request: Request, verb: str) -> None:
-    """Refuse keys of a run that change nothing under a verb that runs nothing."""
-    backend, tracker, results = request.backend and request.backend.name, request.tracker.name, Path("results")
-    for key, value, default, why in (
-        ("backend", backend, None, "no schedule is executed"),
-        ("mode", request.mode.name, "simulate", "there is one alone"),
-        ("tuning_budget", request.tuning_budget, None, "it searches more than the cut, in a run"),
-        ("tracker", tracker, "none", "it is no run"),
-        ("results_dir", results if verb == "profile" else request.results_dir, results, "no record is left"),
-        ("force", request.force, False, "no record is left"),
-        ("save_timeline", request.save_timeline, False, "no record is left"),
-    ):
-        if value != default:
-            given = "true" if value is True else value
-            raise ConfigError(f"{key}={given} with {verb}: {why}; leave {key}= out")
 
 
 def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Iterator
 from math import isclose
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpbench.config.charging import CONSTANTS
-from rpbench.config.choices import Duel, Failures, Predict, Roofline, Simulate, TorchDuel, Train
+from rpbench.config.choices import ConfigError, Duel, Failures, Predict, Roofline, Simulate, TorchDuel, Train
 from rpbench.cost.hardware.basis import counted_numbers
 from rpbench.cost.hardware.machine import COPIED_SHARE, Machine
 
@@ -62,6 +63,23 @@ def without_effect(request: "Request", *, eager: bool) -> list[str]:
             if _is_one_of(item, keys) and not any(item in known for known in found.values()):
                 found.setdefault(why, []).append(item)
     return [f"{' '.join(items)} without effect: {why}" for why, items in found.items()]
+
+
+def check_without_effect(request: "Request", verb: str) -> None:
+    """Refuse keys of a run that change nothing under a verb that runs nothing; `show` may be of any run."""
+    backend, tracker, results = request.backend and request.backend.name, request.tracker.name, Path("results")
+    for key, value, default, why in (
+        ("backend", backend, None, "no schedule is executed"),
+        ("mode", request.mode.name, "simulate", "there is one alone"),
+        ("tuning_budget", request.tuning_budget, None, "it searches more than the cut, in a run"),
+        ("tracker", tracker, "none", "it is no run"),
+        ("results_dir", results if verb == "profile" else request.results_dir, results, "no record is left"),
+        ("force", request.force, False, "no record is left"),
+        ("save_timeline", request.save_timeline, False, "no record is left"),
+    ):
+        if value != default and not (verb == "show" and key in ("backend", "mode", "tuning_budget")):
+            given = "true" if value is True else value
+            raise ConfigError(f"{key}={given} with {verb}: {why}; leave {key}= out")
 
 
 def key_of(item: str) -> str:
