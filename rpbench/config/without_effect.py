@@ -40,7 +40,7 @@ LAYERS = (
     *("attention_efficiency", "launch_s"),
 )
 HOST = (
-    *("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "copy_bytes_per_s", "transfer_latency_s"),
+    *("host_to_device_bytes_per_s", "copy_bytes_per_s", "device_to_host_bytes_per_s", "transfer_latency_s"),
     *("devices_per_root_complex", "root_complex_bytes_per_s", "host_bytes_per_s", "host_memory_bytes_per_s"),
 )
 INSIDE = (
@@ -129,9 +129,9 @@ def _idle(request: "Request", eager: bool) -> Idle:
             yield from _idle_prediction(request, mode)
         else:
             yield OF_ORDERS, "mode=roofline has closed forms of a model and a machine, of no order"
-            read = _figures(*MEMORY, *LAYERS[1:], *INSIDE[:6], *HOST[1:], *BETWEEN, "ssd", "device_speeds")
+            idle = (*MEMORY, *LAYERS[1:], *INSIDE[:5], *HOST[1:], *BETWEEN, "ssd", "device_speeds")
             way = "mode=roofline takes cluster.matmul_flops_per_s and cluster.host_to_device_bytes_per_s alone"
-            yield [name for name in read if not name.endswith(".host_to_device_bytes_per_s")], way
+            yield _figures(*idle), way
 
 
 def _idle_failures(mode: Failures) -> Idle:
@@ -177,7 +177,9 @@ def _idle_simulation(request: "Request", eager: bool) -> Idle:
     if mesh is not None:
         yield from _idle_mesh(mesh)
     if meshed:
-        yield _figures(*HOST, "host_memory_bytes", "ssd"), "under a mesh nothing moves to hosts"
+        ways = HOST if request.cluster.intra_bytes_per_s is not None else HOST[2:]  # else boundary tensors go that way
+        yield _figures(*ways, "host_memory_bytes", "ssd"), "under a mesh nothing moves to hosts"
+        yield from _shadowed(request.cluster)
         yield ["prefetch"], "under a mesh no weights are streamed"
     else:
         yield from _idle_on_one_host(request, moves=moves, charged=charged)

@@ -80,6 +80,7 @@ def test_keys_that_a_run_does_not_read_are_named_in_a_note(words, key, why):
         (("mode=roofline", MODEL, CLUSTER), "cluster.host_to_device_bytes_per_s=1e9"),
         (ANALYTIC, "cluster.copy_bytes_per_s=1e9"),
         (ANALYTIC, "mesh.precision=fp8"),
+        ((*ANALYTIC, "mesh.data=2"), "cluster.copy_bytes_per_s=1e9"),  # without direct links, under a mesh too
         (("schedule=1f1b", MODEL, "cluster=4x_l40s", "cost=analytic"), "cluster.host_to_device_bytes_per_s=1e9"),
         (("schedule=greedysnake", *ANALYTIC[1:], "schedule.ssd=all"), "cluster.ssd=2x_samsung_990_pro_4tb"),
         (("schedule=1f1b", "model=tiny_gpt", "cost=profiled"), "dtype=float64"),  # measured with such tensors
