@@ -215,13 +215,14 @@ def _print_configuration(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _loaded(arguments: Sequence[str]) -> "Request":
-    """The request of a command line; prints its notes to stderr."""
+def _loaded(arguments: Sequence[str], reads: str | None = None) -> "Request":
+    """The request of a command line; prints its notes to stderr, without those of a key that the verb `reads`."""
     from rpbench.config.request import load
 
     found = load(arguments)
     for note in found.notes:
-        print(f"rpbench: {note}", file=sys.stderr)
+        if reads is None or reads not in note.partition(" without effect")[0]:
+            print(f"rpbench: {note}", file=sys.stderr)
     return found
 
 
@@ -242,7 +243,8 @@ def show(arguments: Sequence[str]) -> int:
     words = [item for item in arguments if not item.startswith(("draw=", "format=", "export="))]
     is_order = not drawing and "chrome_trace" not in forms[-1:]  # a timeline is that of the run
     is_open = is_order and not any(item.startswith(("charge=", "offload=")) for item in words)
-    config = _loaded([*words, "charge=hops"] if is_open else words)  # without transfers, unless requested
+    reads = "optimizer" if forms[-1:] == ["roundpipe"] else None  # its script makes one
+    config = _loaded([*words, "charge=hops"] if is_open else words, reads)  # without transfers, unless requested
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
         draw_schedule(assembled, drawing[-1], "slots" if config.cost.name == "unit" else "s")

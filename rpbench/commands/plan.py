@@ -12,6 +12,7 @@ from omegaconf import MISSING
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.errors import config_errors
 from rpbench.config.request import Request
+from rpbench.config.without_effect import check_without_effect
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.layer_graph import LayerGraph, from_csv
 from rpbench.passes.recomputation import kept_layers
@@ -21,6 +22,7 @@ from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import built, check_built, pose
+from rpbench.run.scheduled import host_misfit
 from rpbench.sim.graph import Graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
@@ -61,23 +63,6 @@ def compare_plans(request: Request) -> dict[str, Any]:
     }
 
 
-def check_without_effect(request: Request, verb: str) -> None:
-    """Refuse keys of a run that change nothing under a verb that runs nothing."""
-    backend, tracker, results = request.backend and request.backend.name, request.tracker.name, Path("results")
-    for key, value, default, why in (
-        ("backend", backend, None, "no schedule is executed"),
-        ("mode", request.mode.name, "simulate", "there is one alone"),
-        ("tuning_budget", request.tuning_budget, None, "it searches more than the cut, in a run"),
-        ("tracker", tracker, "none", "it is no run"),
-        ("results_dir", results if verb == "profile" else request.results_dir, results, "no record is left"),
-        ("force", request.force, False, "no record is left"),
-        ("save_timeline", request.save_timeline, False, "no record is left"),
-    ):
-        if value != default:
-            given = "true" if value is True else value
-            raise ConfigError(f"{key}={given} with {verb}: {why}; leave {key}= out")
-
-
 def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str, Any]:
     graph, _, keeps = built(problem, choice, request.dispatch, partial(check_built, request))
     costs = replace(problem, keeps=keeps or ()).charged(graph.schedule)
@@ -91,13 +76,15 @@ def _plan_facts(request: Request, problem: Problem, choice: Choice) -> dict[str,
         "makespan_s": metrics["makespan_s"],
         "bubble_makespan": metrics["bubble_makespan"],
         "num_plans_evaluated": choice.num_evaluated,
-        "reason": _why_not(problem, choice, graph, keeps),
+        "reason": _why_not(request, problem, choice, graph, keeps),
         **({} if choice.proven is None else {"proven": choice.proven}),
         **graph.schedule.told,
     }
 
 
-def _why_not(problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, ...] | None) -> str | None:
+def _why_not(
+    request: Request, problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, ...] | None
+) -> str | None:
     """Why a run of the plan would be infeasible; None where it fits, or its bytes or the memory are unknown."""
     if problem.memory is None:
         return None
@@ -105,7 +92,8 @@ def _why_not(problem: Problem, choice: Choice, graph: Graph, keeps: tuple[int, .
         keeps = kept_layers(choice.partition, "except_last")
     schedule, sizes = graph.schedule, problem.memory.sizes
     classes = classes_of(schedule, sizes, peak_in_flight(graph), keeps, graph.analysis)
-    return why_infeasible(schedule, classes, problem.memory.limit_bytes) or None
+    on_device = why_infeasible(schedule, classes, problem.memory.limit_bytes)
+    return on_device or host_misfit(schedule, sizes, request.cluster, graph.analysis) or None
 
 
 @dataclass

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpbench.commands.plan import check_without_effect
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request, load
+from rpbench.config.without_effect import check_without_effect, key_of
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
 from rpbench.records import record
 from rpbench.run.assemble import pose
 from rpbench.workload.architecture import Architecture
 
+MEASURED = ("model", "workload", "dtype", "seed", "results_dir")  # keys of a run that a measurement takes
 LOSS_BYTES = 4  # one float, all that the head hands on
 
 
@@ -43,6 +44,7 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
     prefix = Path(asked.out or request.results_dir / "profiles" / request.model_name)
     record.check_writable(prefix.parent, "out" if asked.out else "results_dir")
     from_table = any(item.startswith("cost=") for item in overrides)
+    _check_words(arguments, overrides, from_table=from_table)
     if from_table and request.cost.name == "unit":
         raise ConfigError(
             "cost=unit: its slots are no milliseconds; take cost=analytic cluster=NAME, or leave cost= out and measure"
@@ -56,11 +58,25 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
         "edges": str(paths[1]),
         "model": request.model_name,
         "times": request.cost.name if from_table else "measured",
+        **(
+            {"schedule": request.entry.name, "num_devices": request.num_devices} if from_table else {}
+        ),  # they depend on
         "num_layers": len(graph.layers),
         "forward_ms": sum(layer.forward_ms for layer in graph.layers),
         "backward_ms": sum(layer.backward_ms for layer in graph.layers),
         "parameter_bytes": sum(layer.parameter_bytes for layer in graph.layers),
     }
+
+
+def _check_words(arguments: Sequence[str], overrides: Sequence[str], *, from_table: bool) -> None:
+    """Refuse words that change nothing: runs of a table, and choices of a schedule or machine beside a measurement."""
+    if from_table:
+        idle, why = [item for item in arguments if item.startswith("num_runs=")], "a table of costs is not measured"
+    else:
+        idle = [item for item in overrides if key_of(item).partition(".")[0] not in MEASURED]
+        why = "layers are measured one by one on this machine; cost=NAME takes their times from a table"
+    if idle:
+        raise ConfigError(f"{idle[0]} with profile: {why}; leave it out")
 
 
 def _measured(request: Request, num_runs: int) -> LayerGraph:

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from rpbench.config.choices import ConfigError, Failures, Simulate, Train
 from rpbench.config.request import Request
+from rpbench.config.without_effect import check_without_effect
 from rpbench.ir.schedule import to_text
 from rpbench.mesh.layout import MEGATRON, Mesh
 from rpbench.passes.recomputation import kept_layers
@@ -35,6 +36,7 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
             f"tuning_budget={request.tuning_budget} with show: it prints the order of given options, and nothing is "
             "searched; run it, and show the partition and the options of its record"
         )
+    check_without_effect(request, "show")
     if not isinstance(request.mode, Simulate | Train | Failures):
         raise ConfigError(f"mode={request.mode.name} with show: it has no one order of actions; leave mode= out")
     mesh = request.mesh.mesh if request.mesh is not None and request.mesh.machine is not None else None

@@ -4,8 +4,8 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -94,7 +94,36 @@ def is_fraction(value: float) -> bool:
 
 
 COSTS = ["unit", "constant", "published", "analytic", "profiled"]  # a user's own file is one of them with other values
+# Keys of cost that some of them read, and the others would ignore.
+OF_COSTS = {
+    **dict.fromkeys(
+        ("forward_ms", "input_grad_ms", "weight_grad_ms", "recompute_ms", "hop_ms", "head_share"), ("constant",)
+    ),
+    "split_backward": ("published", "profiled"),
+    **dict.fromkeys(("profile", "microbatches_per_device"), ("profiled",)),
+    "declared": ("analytic",),
+}
 BACKENDS = ["virtual", "cpu", "device", "emulated", "torch"]
+OF_BACKENDS = {
+    "recompute_grain": ("virtual", "cpu", "device"),
+    "device_memory_bytes": ("virtual", "cpu", "device"),
+    "num_warmup_runs": ("cpu", "device", "torch"),
+    "paced_links": ("cpu",),
+    "time_scale": ("emulated",),
+    "dry_accelerators": ("device",),
+    **dict.fromkeys(("device", "data_parallel", "data_mode", "tensor_parallel", "stall_s"), ("torch",)),
+}
+
+
+def _check_owners(settings: Any, group: str, owners: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys that the chosen option of a group would ignore."""
+    usual = {each.name: each.default for each in fields(settings)}
+    for key, names in owners.items():
+        if settings.name not in (MISSING, *names) and (value := getattr(settings, key)) not in (usual[key], {}):
+            raise ConfigError(
+                f"{group}.{key}={value} with {group}={settings.name}: a key of {group}={' and '.join(names)}; leave "
+                "one of both out"
+            )
 
 
 @dataclass
@@ -128,6 +157,7 @@ class CostConfig:
         ratio = "a mean ratio of a stage, from 0 (all weight gradients are made) to 1 (none is)"
         check(self, "cost.", ratio, is_fraction, "max_freeze_ratio")
         at_least_one(self, "cost.", "microbatches_per_device")
+        _check_owners(self, "cost", OF_COSTS)
 
 
 @dataclass
@@ -180,6 +210,7 @@ class BackendConfig:
         at_least_one(self, "backend.", "device_memory_bytes", "data_parallel", "tensor_parallel")
         made_up = "how many to make up, 1 or more; null for real ones"
         check(self, "backend.", made_up, lambda value: value >= 1, "dry_accelerators")
+        _check_owners(self, "backend", OF_BACKENDS)
 
 
 @dataclass

@@ -1,12 +1,14 @@
 """Keys of a model's, a cluster's or a device's file (`keys.yaml`), and refusals of wrong ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rpbench.config.choices import ConfigError
+from rpbench.cost.hardware.basis import counted_numbers
 from rpbench.cost.hardware.machine import Machine
+from rpbench.registry import unknown_name
 from rpbench.workload.architecture import unknown_key
 from rpbench.yaml_file import read_keys
 
@@ -39,6 +41,13 @@ def check_figures(cluster: Machine, needed: Sequence[str], why: str) -> None:
     if missing:
         others = ", take cluster=8x_rtx4090, or measure this machine: rpbench calibrate"
         raise ConfigError(f"{why}: {_missing_text('cluster', cluster.name, missing)}{others}")
+
+
+def check_constants(given: Collection[str], of_software: Collection[str]) -> None:
+    """Refuse constants of a cost that nothing reads: neither the shipped software nor the chosen one has them."""
+    known = sorted({*counted_numbers()[0], *of_software})
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigError(unknown_name("constant of cost", unknown[0], known))
 
 
 def _missing_text(group: str, name: str, missing: Sequence[str]) -> str:

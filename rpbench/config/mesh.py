@@ -1,6 +1,6 @@
 """The mesh of a request, its machine, model and framework, and choices that do not go with one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any, get_args
@@ -86,9 +86,20 @@ def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None,
     precision = asked.precision or PRECISION
     if precision not in get_args(Precision):
         raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))
+    counts = cluster.gpu is not None and config.cost.get("name") == "analytic"
+    if precision != PRECISION and not counts:
+        raise ConfigError(
+            f"mesh.precision={precision} with cost={config.cost.get('name')} on cluster={cluster.name}: given times "
+            "are of one precision; leave it out, or take cost=analytic and a cluster that names its devices"
+        )
+    if cluster.num_devices is not None and mesh.num_devices > cluster.num_devices:
+        raise ConfigError(
+            f"num_devices={mesh.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer, or give "
+            "cluster.num_devices= and cluster.devices_per_node="
+        )
     of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
     is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
-    needs_no_mesh = is_pipeline and of_one_host and asked.shard is None
+    needs_no_mesh = is_pipeline and of_one_host and asked.shard is None and precision == PRECISION
     if not needs_no_mesh and cluster.gpu is None and cluster.ring_bytes_per_s is None:
         raise ConfigError(
             f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
@@ -100,7 +111,6 @@ def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None,
         refuse_uneven(machine)
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
-    counts = cluster.gpu is not None and config.cost.get("name") == "analytic"
     return MeshChoice(mesh, machine, model, framework, precision, counts)  # type: ignore[arg-type]
 
 
@@ -136,14 +146,14 @@ def _overlapping(found: Software, asked: OverlapConfig) -> Software:
 RECOMPUTED = {"all": "full", "none": "none", "fitting": "fitting"}  # recompute= of a run -> recompute of a mesh
 
 
-def counted_cost(overrides: Sequence[str]) -> dict[str, Any]:
-    """The default cost of a run under a mesh; ConfigError if `cost=unit` was chosen, whose slots are no seconds."""
+def counted_cost(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The default cost of a run under a mesh, with the other keys `given`; ConfigError if `cost=unit` was chosen."""
     if "cost=unit" in overrides:
         raise ConfigError(
             "cost=unit under a mesh: its slots are no seconds, and the links of a machine take seconds; leave it out, "
             "or take cost=analytic or cost=constant"
         )
-    return {"name": "analytic"}
+    return {**given, "name": "analytic"}
 
 
 def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:

@@ -35,7 +35,7 @@ from rpbench.config.choices import (
 from rpbench.config.composing import recalling
 from rpbench.config.configuration import BESIDES, GROUPS, Composed, ConfigError, RunConfig, as_plain
 from rpbench.config.files import SourceFile, read_source, source_of
-from rpbench.config.keys import built, check_name
+from rpbench.config.keys import built, check_constants, check_name
 from rpbench.config.notes import notes_of, told_apart
 from rpbench.config.schedule_options import check_options
 from rpbench.config.sizes import check_sizes, cut_sequences, num_layers, read_lengths
@@ -204,6 +204,7 @@ def request_of(found: Composed) -> Request:
     mode = _mode(config)
     eager = software.kernels != "tiled" if software else has_engine(cluster.measured)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
+    check_constants(cost.constants, software.numbers if software else {})
     if workload.lengths is not None:
         workload = replace(workload, lengths=read_lengths(workload.lengths, model))
         config = replace(config, workload={**config.workload, "lengths": workload.lengths})
@@ -239,13 +240,12 @@ def request_of(found: Composed) -> Request:
             "cluster": {key: value for key, value in as_plain(cluster).items() if key != "ssd" or value is not None},
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
-        notes=(*notes, *notes_of(mode, cost, found.overrides, found.choices, eager=eager)),
         software=software,
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _COPIED},
     )
     _check_mode(request)
-    return _in_pieces(request)
+    return _in_pieces(replace(request, notes=(*notes, *notes_of(request, eager=eager))))
 
 
 def _in_pieces(request: Request) -> Request:
@@ -366,7 +366,7 @@ def _meshed(
 
     choices = dict(found.choices)
     if cluster.gpu is not None and config.cost.get("name") == "unit":
-        config = replace(config, cost=counted_cost(found.overrides))
+        config = replace(config, cost=counted_cost(config.cost, found.overrides))
         choices["cost"] = str(config.cost["name"])
     mesh = mesh_choice(config, cluster, model, software)
     check_meshed(config, mesh)

@@ -53,6 +53,10 @@ class Side:
         """Device-seconds of one unit by the model."""
         return sum(self.causes.values())
 
+    @property
+    def pace_unit(self) -> str:
+        return f"{'tokens' if self.unit == 'token' else 'microbatches'}/{'s' if self.clock == 's' else 'slot'}"
+
 
 RATES = ("tflops_per_device", "mfu")
 

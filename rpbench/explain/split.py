@@ -57,7 +57,7 @@ class Explanation:
     def plain(self) -> dict[str, Any]:
         return {
             "metric": self.metric,
-            "metric_is": DECLARED["metrics"][self.metric],
+            "metric_is": DECLARED["metrics"][self.metric].format(pace=self.a.pace_unit),
             "ratio": exp(self.total),
             "log_ratio": self.total,
             "causes": [self._row(name, part) for name, part in self.parts.items()],

@@ -5,7 +5,7 @@ Data: `analysis/published/run_settings.csv`, transcribed from the run scripts of
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from rpbench.cost.published import published_rows
 # Devices with at least this much memory take the settings of the A800 machine, others those of the RTX 4090.
 _LARGE_MEMORY_BYTES = 48 * 2**30
 _THROUGHPUTS = ("throughput", "cross_platform")  # experiments that print a pace
+PUBLISHED_DEVICES = 8  # of every machine of the tables
+_ONE_BATCH = ("roundpipe", "mobius", "megatron")  # systems whose devices go through every sequence together
 _SMALL, _LARGE = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 
 
@@ -51,11 +53,22 @@ class Settings:
 _MOBIUS = Settings(64, 1, 16, 4.0, "assumed: 16 microbatches of 4 sequences; no settings are public")
 
 
-def published_settings(system: str, platform: str | None, model: str | None, memory_bytes: float) -> Settings:
+def published_settings(
+    system: str, platform: str | None, model: str | None, memory_bytes: float, num_devices: int = PUBLISHED_DEVICES
+) -> Settings:
     """The settings of a throughput run, or the nearest, by published names; None for others.
 
-    A device's memory chooses a platform for machines that are not in the tables.
+    A device's memory chooses a platform for machines that are not in the tables. Another number of devices keeps the
+    batch, and replicas go through it in more or fewer parts.
     """
+    found = _of_published_devices(system, platform, model, memory_bytes)
+    if num_devices == PUBLISHED_DEVICES or system.startswith(_ONE_BATCH):
+        return found
+    replicated = _replicated(found.global_sequences, num_devices, found.microbatch_sequences)
+    return replace(replicated, source=f"{found.source}, for num_devices={num_devices}")
+
+
+def _of_published_devices(system: str, platform: str | None, model: str | None, memory_bytes: float) -> Settings:
     if system == "mobius":
         return _MOBIUS
     places = [platform] if platform else []
@@ -91,9 +104,14 @@ def given_settings(system: str, num_devices: int, sequences: int, num_microbatch
     Data-parallel systems run as many sequences on every device at a time.
     """
     batch = sequences * num_microbatches
-    if system.startswith(("roundpipe", "mobius")):
+    if system.startswith(_ONE_BATCH[:2]):
         return Settings(batch, 1, num_microbatches, float(sequences), "given")
     if system.startswith("megatron"):
         return Settings(batch, num_microbatches, 1, float(sequences), "given")
+    return _replicated(batch, num_devices, sequences)
+
+
+def _replicated(batch: int, num_devices: int, sequences: float) -> Settings:
+    """A batch of data-parallel devices, in as few parts as `sequences` on a device at a time take."""
     calls = ceil(batch / (num_devices * sequences))
     return Settings(batch, calls, 1, batch / (num_devices * calls), "given")

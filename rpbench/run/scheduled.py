@@ -152,7 +152,7 @@ def _ssd_bytes(schedule: Schedule, sizes: ModelBytes) -> SsdBytes:
 
 
 def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
-    """Bytes on each device, None for a model without a shape, and why they or those on SSDs do not fit, else empty."""
+    """Bytes on each device, None for a model without a shape, and why they or the host's do not fit, else empty."""
     if assembled.sizes is None:
         return None, ""
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.usable_memory_bytes
@@ -166,7 +166,19 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
             f"{ssd.name} holds {ssd.bytes / 1e9:.1f} GB and is to hold {held / 1e9:.1f} GB: name more SSDs, as in "
             f"cluster.ssd=4x_samsung_990_pro_4tb"
         )
-    return needed, "" if limit is None else why_infeasible(assembled.schedule, classes, limit)
+    on_device = "" if limit is None else why_infeasible(assembled.schedule, classes, limit)
+    return needed, on_device or host_misfit(
+        assembled.schedule, assembled.sizes, assembled.cluster, _analysis(assembled)
+    )
+
+
+def host_misfit(schedule: Schedule, sizes: ModelBytes, cluster: Machine, analysis: Analysis) -> str:
+    """Why a schedule does not fit its host's memory; empty where it does, or the memory is not known."""
+    limit = cluster.host_memory_bytes
+    if limit is None or (needed := host_bytes(schedule, sizes, analysis)) <= limit:
+        return ""
+    way_out = "take a host with more, adapters (model.lora_rank), or a schedule whose states stay on its devices"
+    return f"the host needs {needed / 1e9:.1f} GB and has {limit / 1e9:.1f} GB: {way_out}"
 
 
 # --- the best plan of a search ---
@@ -250,13 +262,15 @@ def _check(request: Request) -> None:
             f"{name} with cost={request.cost.name}: microbatches of several sizes need times and bytes; use "
             "cost=published or cost=analytic"
         )
-    if request.cost.split_penalty != 1:
-        raise ConfigError(
-            f"cost.split_penalty={request.cost.split_penalty} with {name}: the search takes halves of a backward as "
-            "they are counted; leave one of both out"
-        )
-    for key, usual in (CHOSEN | CHARGED).items():
-        if (value := getattr(request, key)) != usual:
+    for key, usual, taken in (
+        ("split_penalty", 1, "halves of a backward as they are counted"),
+        ("recompute_ahead", None, "recomputation as the schedule orders it"),
+        ("overlap_gain", 0, "actions that run together as they are counted"),
+    ):
+        if (given := getattr(request.cost, key)) != usual:
+            raise ConfigError(f"cost.{key}={given} with {name}: the search takes {taken}; leave one of both out")
+    for key, default in (CHOSEN | CHARGED).items():
+        if (value := getattr(request, key)) != default:
             why = "the search chooses it" if key in CHOSEN else "everything that moves is charged by its bytes"
             raise ConfigError(f"{key}={value} with {name}: {why}; leave it out")
 

@@ -7,6 +7,7 @@ import pytest
 from spared import slow
 
 from analysis.predictions import compare, holdout, score, tables
+from analysis.predictions.__main__ import main
 from analysis.predictions.compare import (
     Cell,
     case_of,
@@ -201,3 +202,11 @@ def test_unknown_cells_have_no_value():
     assert published_value(Cell("throughput", "nobody", "llama31_8b")) == ("not stated", None)
     with pytest.raises(ValueError, match="cannot be fitted on"):
         compare.log_error(Cell("throughput", "zero-2", "llama31_8b"), declared_basis())
+
+
+@pytest.mark.parametrize("words", [("score", "--out", "elsewhere"), ("refit", "--sealed")])
+def test_options_of_other_verbs_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "leave it out" in capsys.readouterr().err

@@ -285,6 +285,13 @@ def causes(answer):
     return {row["cause"]: row["log"] for row in answer["causes"]}
 
 
+def test_slots_of_microbatches_are_no_tokens_a_second(recorded, ask):
+    few, many = (recorded("schedule=1f1b", "num_devices=2", f"num_microbatches={number}") for number in (2, 4))
+    answer, table = ask(few, many)
+    assert answer["metric_is"] == "microbatches/slot of a device"
+    assert table.startswith("B over A, microbatches/slot of a device: ")
+
+
 def test_recomputation_of_a_record(recorded, ask):
     """F, I and W of one slot each and R of another: 4 slots of work against 3, the bubble the same multiple of it."""
     kept = recorded("schedule=1f1b", "recompute=none", *SIMPLE)

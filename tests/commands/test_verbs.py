@@ -294,6 +294,33 @@ def test_a_profile_refuses_what_would_change_nothing_and_slots(word, rpbench):
     assert err.splitlines()[-1].startswith(f"rpbench: {word}")
 
 
+@pytest.mark.parametrize("word", ["results_dir=elsewhere", "force=true", "save_timeline=true", "tracker=wandb"])
+def test_show_refuses_what_would_change_nothing(word, rpbench):
+    status, rows, err = rpbench("show", "schedule=1f1b", "num_devices=2", word)
+    assert (status, rows, f"rpbench: {word} with show: " in err) == (2, [], True)
+
+
+def test_an_optimizer_has_an_effect_on_a_script_that_makes_it(capsys):
+    """The note said that it had none."""
+    words = ("show", "schedule=roundpipe", "model=llama32_1b", "num_devices=2", "num_microbatches=4")
+    for form, is_idle in (("roundpipe", False), ("text", True)):
+        assert dispatch((*words, f"format={form}", "optimizer=sgd")) == 0
+        assert ("optimizer=sgd without effect" in capsys.readouterr().err) == is_idle
+
+
+@pytest.mark.parametrize("words", [("schedule=zb_h1",), ("cluster=8x_rtx4090",), ("cost=constant", "num_runs=3")])
+def test_a_profile_refuses_choices_that_it_does_not_take(words, rpbench):
+    status, rows, err = rpbench("profile", "model=tiny_gpt", *words, "out=own")
+    assert (status, rows, f"rpbench: {words[-1]} with profile: " in err) == (2, [], True)
+
+
+def test_a_profile_of_costs_says_of_which_schedule_and_devices(rpbench):
+    """What a microbatch waits for is divided over the layers of a device."""
+    found = [rpbench("profile", *LAYERS[1:], f"num_devices={number}")[1][0] for number in (4, 8)]
+    assert [(each["schedule"], each["num_devices"]) for each in found] == [("1f1b", 4), ("1f1b", 8)]
+    assert found[0]["forward_ms"] != found[1]["forward_ms"]
+
+
 def test_duels_and_closed_forms_say_that_they_take_no_schedule():
     words = ("model=tiny_gpt", "num_devices=2", "schedule=zb_v")
     for mode, key in (("duel", "contenders"), ("torch_duel", "schedules")):

@@ -66,3 +66,9 @@ def test_there_are_five_published_models():
 def test_published_models_have_published_costs(name):
     request = load([f"model={name}", "cost=published", "partition=published"])
     assert pose(request).num_layers == request.model.num_layers
+
+
+def test_another_batch_is_the_same_model():
+    """It lost the corrections of the published timings, which say nothing of a batch."""
+    found = load(("schedule=1f1b", "model=qwen3_1p7b", "model.batch_sequences=64"))
+    assert found.given_model.published_name == "qwen3-1.7b"

@@ -127,6 +127,17 @@ def test_too_much_for_the_ssds_is_infeasible_with_its_bytes(tmp_path):
     assert memory_of(found)[1].startswith("small holds 50.0 GB and is to hold 96.4 GB")
 
 
+def test_too_much_for_the_host_is_infeasible_with_its_bytes(rpbench):
+    """It was `ok` with any host: RoundPipe keeps weights and states there, 1F1B nothing."""
+    words = ("model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "cluster.host_memory_bytes=2_000_000_000")
+    _, (row,), _ = rpbench("schedule=roundpipe", *words)
+    needed = f"the host needs {row['host_memory_bytes'] / 1e9:.1f} GB and has 2.0 GB"
+    assert (row["status"], row["tokens_per_s"], row["reason"][: len(needed)]) == ("infeasible", None, needed)
+    _, (answer,), _ = rpbench("plan", "schedule=roundpipe", *words)
+    assert (answer["best"], answer["plans"][0]["reason"][:20]) == (None, needed[:20])
+    assert rpbench("schedule=1f1b", *words)[1][0]["status"] == "ok"
+
+
 def test_a_tied_matrix_lives_on_ssds_once(tmp_path):
     """Llama-3.2-1B: 12 bytes a parameter, but for 2,048 of its last norm; four devices have a matrix in transfer."""
     words = [RUN[0], "model=llama32_1b", *RUN[2:], "num_devices=4", "cluster.ssd=2x_samsung_990_pro_4tb"]

@@ -40,3 +40,10 @@ def test_a_search_of_all_options_does_not_leave_it_out_silently():
     asked = ["schedule=zb_h1", "cost=analytic", "model=qwen3_1p7b", "cluster=8x_rtx4090", "tuning_budget=160"]
     with pytest.raises(ConfigError, match=r"cost\.split_penalty=1\.03 with tuning_budget=160"):
         terms_of_request(load([*asked, "cost.split_penalty=1.03"]))
+
+
+@pytest.mark.parametrize("word", ["cost.recompute_ahead=true", "+cost.overlap_gain=0.5"])
+def test_a_search_refuses_what_it_would_not_count(word):
+    asked = ("schedule=dualpipe", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic", "tuning_budget=160")
+    with pytest.raises(ConfigError, match=r"with tuning_budget=160: the search takes"):
+        terms_of_request(load([*asked, word]))

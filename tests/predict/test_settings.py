@@ -58,3 +58,19 @@ def test_devices_and_calls_together_take_the_whole_batch_where_it_does_not_divid
     """Twelve sequences on eight devices, one at a time: two calls of three quarters of a sequence."""
     found = given_settings("fsdp", 8, 1, 12)
     assert (found.global_sequences, found.num_calls, found.microbatch_sequences) == (12, 2, 0.75)
+
+
+@pytest.mark.parametrize("system", ["fsdp", "zero-2", "zero-infinity"])
+def test_fewer_replicas_go_through_the_published_batch_in_more_parts(system):
+    """They kept the parts of eight devices: four had a higher pace than eight, and three a higher one still."""
+    each = [published_settings(system, "8x-rtx4090-24gb", "qwen3-1.7b", 24 * GIB, number) for number in (8, 4, 2, 1)]
+    assert {found.global_sequences for found in each} == {each[0].global_sequences}
+    assert [found.num_calls for found in each] == [each[0].num_calls * many for many in (1, 2, 4, 8)]
+    assert {found.microbatch_sequences for found in each} == {each[0].microbatch_sequences}
+    assert each[1].source.endswith(", for num_devices=4")
+
+
+@pytest.mark.parametrize("system", ["roundpipe", "megatron-pp", "mobius"])
+def test_the_parts_of_a_batch_that_all_devices_share_do_not_depend_on_their_number(system):
+    eight, four = (published_settings(system, "8x-rtx4090-24gb", "qwen3-1.7b", 24 * GIB, number) for number in (8, 4))
+    assert eight == four

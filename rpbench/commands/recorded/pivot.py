@@ -103,7 +103,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
         if baseline not in known:
             raise ValueError(unknown_name("baseline", baseline, list(known)))
         cells = cells.div(cells[known[baseline]], axis=0)
-    in_slots = (IN_SLOTS,) if value.endswith("_s") and not baseline and (clocks == "slots").any() else ()
+    in_slots = _slots(clocks, keys.loc[runs.index]) if value.endswith("_s") and not baseline else ()
     return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in in_slots)))
 
 
@@ -127,6 +127,18 @@ def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
             f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "
             "without unit such as bubble_makespan"
         )
+
+
+def _slots(clocks: Any, keys: Any) -> tuple[str, ...]:
+    """A remark on cells that count slots: all of them, or those of some rows or columns."""
+    slots = clocks == "slots"
+    if slots.all() or not slots.any():
+        return (IN_SLOTS,) if slots.any() else ()
+    for name in keys:
+        own = keys.loc[slots, name].unique()
+        if not keys.loc[~slots, name].isin(own).any():
+            return (f"times of {name}={','.join(sorted(map(str, own)))} are slots, the others seconds",)
+    return ("some of these times are slots (cost=unit), the others seconds",)
 
 
 def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:

@@ -120,6 +120,12 @@ class Machine:
                 rule = "a list of finite numbers above 0, such as [1,1,0.5]; or null"
                 raise ValueError(f"cluster.device_speeds={speeds!r}: {rule}")
             object.__setattr__(self, "device_speeds", tuple(speeds))
+        if (self.devices_per_root_complex is None) != (self.root_complex_bytes_per_s is None):
+            raise ValueError(
+                f"cluster.devices_per_root_complex={self.devices_per_root_complex} with "
+                f"cluster.root_complex_bytes_per_s={self.root_complex_bytes_per_s}: who shares, and how much; give "
+                "both, or null for both"
+            )
         each, count = self.devices_per_node, self.num_devices
         if each is not None and count is not None and count > each and count % each:
             nearest = count - count % each

@@ -109,7 +109,8 @@ def case_of(request: Request) -> Case:
 def _settings(request: Request, asked: Predict, name: str, model: Architecture) -> Settings:
     if asked.sequences is None and asked.microbatches is None:
         memory = float(request.cluster.device_memory_bytes or "inf")
-        return published_settings(name, request.cluster.published_name, model.published_name, memory)
+        platform, devices = request.cluster.published_name, request.num_devices
+        return published_settings(name, platform, model.published_name, memory, devices)
     if not (asked.sequences and asked.microbatches and asked.sequences > 0 and asked.microbatches > 0):
         raise ConfigError(
             f"mode.sequences={asked.sequences} with mode.microbatches={asked.microbatches}: give both as whole "
