@@ -18,7 +18,7 @@ from rpbench.places import CONF, FLAG, with_dirs
 from rpbench.untrusted import plain
 
 if TYPE_CHECKING:
-    from rpbench.config.request import Request
+    from rpbench.config.asked import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as in shells
 BROKEN_PIPE = 141  # exit status after SIGPIPE, as in shells

@@ -14,7 +14,7 @@ from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
 
 if TYPE_CHECKING:
-    from rpbench.config.request import Request
+    from rpbench.config.asked import Request
 
 
 def notes_of(request: "Request", *, eager: bool) -> tuple[str, ...]:

@@ -1,21 +1,20 @@
 """Request: the choices of one run, typed and checked once; later code reads no dictionary of choices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.config.charging import charged_as
+from rpbench.config.asked import ABSTRACT, Request, ScheduleChoice, charged_as
 from rpbench.config.choices import (
     MODES,
     AnyDuel,
     BackendConfig,
-    CheckpointConfig,
     CostConfig,
     Duel,
     Failures,
@@ -25,7 +24,6 @@ from rpbench.config.choices import (
     Predict,
     Roofline,
     Simulate,
-    TorchDuel,
     TrackerConfig,
     Train,
     WorkloadConfig,
@@ -51,117 +49,9 @@ if TYPE_CHECKING:
     from rpbench.config.mesh import MeshChoice
     from rpbench.mesh.software import Software
 
-M = TypeVar("M", bound=Mode)
-
-ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
 DEVICES = 8  # of a run on a cluster that does not say how many a host has
-
-
-@dataclass(frozen=True)
-class ScheduleChoice:
-    chosen: str  # the option of `schedule=`, such as `roundpipe_call`
-    entry: Entry  # its registered generator
-    options: Mapping[str, Any]  # keyword arguments of the generator
-    file: SourceFile | None = None  # a schedule in text form instead of the generator's
-    segments: int | None = None  # of every sequence, where not the options but an order says how many
-
-    @property
-    def num_segments(self) -> int:
-        return self.segments or self.entry.num_segments(self.options)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One run."""
-
-    mode: Mode
-    schedule: ScheduleChoice
-    model: Architecture | None  # None for model=abstract
-    num_layers: int | None  # of model=abstract, if given
-    cluster: Machine
-    workload: WorkloadConfig
-    cost: CostConfig
-    backend: BackendConfig | None  # None unless the mode is train
-    optimizer: OptimizerConfig
-    tracker: TrackerConfig
-    num_devices: int
-    num_microbatches: int
-    num_steps: int
-    chunks_per_device: int | None
-    partition: str
-    dispatch: str
-    offload: str
-    prefetch: int
-    charge: str
-    recompute: str
-    tuning_budget: int | None
-    seed: int
-    dtype: str
-    verify: bool
-    checkpoint: CheckpointConfig
-    results_dir: Path
-    save_timeline: bool
-    force: bool
-    choices: Mapping[str, str | None]  # group -> chosen option, with the experiment and the resolved mode
-    overrides: tuple[str, ...]  # `key=value` of the command line or of a cell of a sweep
-    subject: Mapping[str, Any]  # all that decides what the run measures, as plain data; files by their SHA-256
-    notes: tuple[str, ...] = ()  # on how the choices were read, a sentence each
-    software: "Software | None" = None  # whose kernels cost=analytic counts, if named
-    # None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices
-    mesh: "MeshChoice | None" = None
-    # microbatches of the schedule for each requested one; the workload's sequences are those of a piece. 1 except for
-    # schedules that halve microbatches
-    pieces: int = 1
-
-    def mode_as(self, kind: type[M]) -> M:
-        """The mode of a run that is known to be of this kind."""
-        assert isinstance(self.mode, kind)
-        return self.mode
-
-    @property
-    def given_model(self) -> Architecture:
-        """The model of a run that would have been refused without one."""
-        assert self.model is not None
-        return self.model
-
-    @property
-    def entry(self) -> Entry:
-        return self.schedule.entry
-
-    @property
-    def model_name(self) -> str:
-        return self.model.name if self.model else ABSTRACT
-
-    @property
-    def asked_microbatches(self) -> int:
-        """Microbatches of a step as requested, before they are cut into pieces."""
-        return self.num_microbatches // self.pieces
-
-    @property
-    def tokens_per_microbatch(self) -> int | None:
-        """Tokens of a microbatch with sequences as long as the model's; None for a model without sequences."""
-        return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
-
-    @property
-    def microbatch_tokens(self) -> tuple[int, ...]:
-        """Tokens of each microbatch of a step; empty where all are the same."""
-        return tuple(map(sum, self.workload.by_microbatch))
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of all microbatches of a step; 0 where unknown."""
-        return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
-
-    @property
-    def measures(self) -> bool:
-        """Whether the results depend on this machine's speed."""
-        timed, backend = ("cpu", "device", "emulated", "torch"), self.backend
-        on_clock = backend is not None and backend.name in timed and backend.dry_accelerators is None
-        measured_costs = self.cost.name == "profiled" and self.cost.profile is None
-        with_processes = isinstance(self.mode, Failures) and self.mode.run == "processes"
-        return isinstance(self.mode, Duel | TorchDuel) or with_processes or on_clock or measured_costs
 
 
 def load(overrides: Sequence[str]) -> Request:

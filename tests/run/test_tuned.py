@@ -6,7 +6,8 @@ from io import StringIO
 
 import pytest
 
-from rpbench.config.request import Request, load
+from rpbench.config.asked import Request
+from rpbench.config.request import load
 from rpbench.plan.contest.contender import contenders
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
