@@ -473,3 +473,29 @@ def test_a_look_near_a_bad_plan_takes_a_cut_of_its_own_to_other_microbatch_sizes
     search.look([Known(setting, symmetric((5, 1)), 1.0)])
     assert {each.partition for each in search.tried.values() if each.outcome} == {symmetric((3, 3))}
     assert len(search.tried) > 1
+
+
+def test_a_look_counts_the_optimizer_of_methods_that_step_with_every_microbatch():
+    """A device that also steps a tied embedding has fewer layers."""
+    asked = {"num_devices": 6, "sequences_per_step": 36, "num_steps": 6, "source": "analytic", "cluster": "6x_rtx4080"}
+    who, given = contender("pipelined_backprop"), terms(**asked)
+    search, blind = Search(who, given, Budget(), is_over=lambda: False), Search(who, given, Budget())
+    setting = search.space.first.changed("recompute", "all")
+    cuts = [each.sketcher.of(setting).cuts[0] for each in (search, blind)]
+    assert cuts[0].forward[0] < cuts[1].forward[0]
+    first, other = (search._timed(setting, cut).timed.tokens_per_s for cut in cuts)
+    assert first > 1.1 * other
+
+
+def test_another_number_of_stages_a_device_may_take_another_microbatch(monkeypatch):
+    given = small(num_layers=8, sequences_per_step=16, microbatches=(1, 2, 4))
+    search = Search(contender("interleaved_1f1b"), given, Budget(), is_over=lambda: False)
+    few = search.space.first.changed("chunks_per_device", 1).changed("microbatch_sequences", 4)
+    monkeypatch.setattr(
+        type(search.sketcher), "first_size", lambda self, each, space: each.changed("microbatch_sequences", 2)
+    )
+    search._look_at(few)
+    search._other_chunks(few)
+    tried = [(each.chunks_per_device, each.microbatch_sequences) for each in search.tried]
+    assert [size for chunks, size in tried if chunks == 1] == [4]
+    assert tried[-1] == (2, 2)
