@@ -5,21 +5,19 @@ A shipped model with other sizes is another model: it gets a name that says so, 
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rpbench.config.choices import Simulate
+from rpbench.config.choices import CostConfig, Mode, Simulate
 from rpbench.config.keys import LONGEST_NAME
-from rpbench.config.without_effect import key_of, without_effect
+from rpbench.config.without_effect import key_of
 from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
 
-if TYPE_CHECKING:
-    from rpbench.config.asked import Request
 
-
-def notes_of(request: "Request", *, eager: bool) -> tuple[str, ...]:
-    """The notes of a request, without those of its model; `eager` as of `without_effect`."""
-    cost, overrides, choices = request.cost, request.overrides, request.choices
+def notes_of(
+    mode: Mode, cost: CostConfig, overrides: Sequence[str], choices: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """The notes of a request, without those of its model and of keys without effect."""
     given: dict[str, list[str]] = {}
     for item in overrides:
         given.setdefault(key_of(item), []).append(item)
@@ -31,8 +29,7 @@ def notes_of(request: "Request", *, eager: bool) -> tuple[str, ...]:
             f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this "
             "is other training than without; only its times are simulated"
         )
-    found += without_effect(request, eager=eager)
-    is_own = isinstance(request.mode, Simulate) and not choices.get("experiment")
+    is_own = isinstance(mode, Simulate) and not choices.get("experiment")
     if is_own and cost.name == "unit" and "model" in given and "cost" not in given:  # unit costs by default
         found.append(
             f"cost=unit, the default: every layer of {choices.get('model')} takes one slot, forward, and two, "

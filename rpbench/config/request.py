@@ -37,6 +37,7 @@ from rpbench.config.keys import built, check_constants, check_name
 from rpbench.config.notes import notes_of, told_apart
 from rpbench.config.schedule_options import check_options
 from rpbench.config.sizes import check_sizes, cut_sequences, num_layers, read_lengths
+from rpbench.config.without_effect import without_effect
 from rpbench.cost.hardware.machine import Machine, machine_of
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.places import CHECKPOINT, file_of
@@ -135,7 +136,8 @@ def request_of(found: Composed) -> Request:
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _COPIED},
     )
     _check_mode(request)
-    return _in_pieces(replace(request, notes=(*notes, *notes_of(request, eager=eager))))
+    notes = (*notes, *notes_of(mode, cost, found.overrides, found.choices), *without_effect(request, eager=eager))
+    return _in_pieces(replace(request, notes=notes))
 
 
 def _in_pieces(request: Request) -> Request:
@@ -321,22 +323,23 @@ def _check_mode(request: Request) -> None:
         )
     _check_frozen(request)
     _check_lengths(request)
-    _check_recompute(request, mode)
+    _check_recompute(request.recompute, mode, is_known=request.model is not None and request.schedule.file is None)
 
 
-def _check_recompute(request: Request, mode: Mode) -> None:
-    if request.recompute == "fitting" and not isinstance(mode, Simulate):
+def _check_recompute(recompute: str, mode: Mode, *, is_known: bool) -> None:
+    """Refuse ways to recompute of other modes; `is_known`: whether bytes and order of the run are."""
+    if recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: layer by layer is simulated; use mode=simulate, or "
             "recompute=all, except_last or none"
         )
-    if request.recompute == "fitting" and (request.model is None or request.schedule.file is not None):
+    if recompute == "fitting" and not is_known:
         raise ConfigError(
             "recompute=fitting: what fits follows from a model's bytes and a schedule of the registry; "
             "choose both, or use recompute=all"
         )
-    if isinstance(mode, Duel) and request.recompute != "all":
-        raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
+    if isinstance(mode, Duel) and recompute != "all":
+        raise ConfigError(f"recompute={recompute} with mode=duel: it has a key of its own; set mode.recompute")
 
 
 def _check_frozen(request: Request) -> None:

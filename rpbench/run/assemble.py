@@ -247,7 +247,7 @@ def pose(request: Request) -> Problem:
         fitting=request.recompute == "fitting",
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
-        published=_published(request),
+        published=_published(request.entry.name, request.model, request.partition, request.cost.name),
         memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
         activations=UNKNOWN if sizes is None else sizes.of_a_layer,
         finish=partial(_finished, request),
@@ -257,14 +257,13 @@ def pose(request: Request) -> Problem:
     )
 
 
-def _published(request: Request) -> Partition | None:
+def _published(method: str, model: Architecture | None, partition: str, cost: str) -> Partition | None:
     """The published partition: required by `partition=published`, otherwise only a start for other methods."""
-    name = (request.model.published_name if request.model else None) or ""
     try:
-        if "published" in (request.partition, request.cost.name):
-            return published_partition(request.entry.name, name)
+        if "published" in (partition, cost):
+            return published_partition(method, (model.published_name if model else None) or "")
     except ValueError:
-        if request.partition == "published":
+        if partition == "published":
             raise
     return None
 

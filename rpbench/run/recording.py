@@ -52,7 +52,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     name = record.run_id(identity(request))
     folder = request.results_dir / name
     record.check_writable(request.results_dir, "results_dir")
-    if may_be_found(request) and (known := _finished(request, name)):
+    if may_be_found(request) and (known := _finished(folder, with_timeline=request.save_timeline)):
         tracking.mirror(request, known, None)
         return known
     work = prepare(request)
@@ -113,13 +113,12 @@ def may_be_found(request: Request) -> bool:
     return not request.force and request.checkpoint.save_to is None
 
 
-def _finished(request: Request, name: str) -> Record | None:
+def _finished(folder: Path, *, with_timeline: bool) -> Record | None:
     """The record of a run that has ended, with its timeline if one is requested."""
-    folder = request.results_dir / name
     known = record.read(folder)
     if known is None or known["status"] == "failed":
         return None
-    if request.save_timeline and known["status"] == "ok" and record.kept_file(folder, known, TIMELINE) is None:
+    if with_timeline and known["status"] == "ok" and record.kept_file(folder, known, TIMELINE) is None:
         return None
     return known
 
