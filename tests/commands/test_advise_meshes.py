@@ -217,6 +217,18 @@ def test_meshes_are_restricted_to_what_runs_in_a_framework(name, experts):
         assert row["export"].endswith(f" format={EXPORTS[name]}")
 
 
+def test_megatron_runs_combined_1f1b_where_experts_are_dealt_over_devices():
+    words = [*EIGHT_LAYERS, *NODES, "schedules=combined_1f1b"]
+    experts = ["experts.total=8", "experts.active=2", "experts.inner=512"]
+    plain = advise_on([*words, *experts], io.StringIO())["ranking"][0]
+    (found, *_) = advise_on([*words, *experts, "runs_in=Megatron"], io.StringIO())["ranking"]
+    assert (plain["runs_in"], found["runs_in"]) == (["here only"], ["Megatron"])  # the fastest mesh has whole experts
+    assert found["options"]["expert"] > plain["options"]["expert"] == 1
+    assert found["tokens_per_s"] < plain["tokens_per_s"]
+    dense = advise_on([*words, "runs_in=Megatron"], io.StringIO())
+    assert (dense["ranking"], dense["left_out"]["combined_1f1b"]) == ([], f"{NO_MESH}, and that Megatron runs")
+
+
 @pytest.mark.parametrize(
     "count, words",
     [(2, ("num_layers=2", "schedules=1f1b,zero_3", "batch=2")), (8, ("num_layers=8", "schedules=gpipe", "batch=1"))],

@@ -6,6 +6,7 @@ ZeRO-1 and Megatron's shards without recomputation are searched as on nodes; the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, exp, log
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
 from rpbench.advice.limits import More
-from rpbench.advice.rows import mesh_misfit, mesh_name, mesh_row, other_orders, parameters, space_of
+from rpbench.advice.rows import mesh_misfit, mesh_name, mesh_row, mesh_runs_in, other_orders, parameters, space_of
 from rpbench.config.mesh import refuse_frozen
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
@@ -98,21 +99,27 @@ def advise_nodes(
             "smallest_change": f"the smallest plan {nothing.change}",
             "change": nothing.change.plain(),
         }
-    every = [*found.best, *in_other_orders(found.best, others)]
-    every = [each for each in every if names is None or mesh_name(each.job) in names]
+    is_asked = partial(_is_asked, names=names, framework=framework)
+    every = [each for each in (*found.best, *in_other_orders(found.best, others, is_asked)) if is_asked(each.job)]
     every.sort(key=lambda each: each.step_time_s)
     there = {mesh_name(each.job) for each in every}
     asked = names or (*space.schedules, *others)
+    why = NO_MESH if framework is None else f"{NO_MESH}, and that {framework} runs"
     rows = [mesh_row(each, REACH, every[0], SHARED, framework) | {"plan": each.job} for each in every]
     about |= {
         "ranking": _one_each(rows),
         "does_not_fit": [],
-        "left_out": {name: NO_MESH for name in asked if name not in there},
+        "left_out": {name: why for name in asked if name not in there},
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
         "levers": levers_of_mesh(question, space, every[0]) if every else [],
     }
-    return about if every else about | {"smallest_change": f"{', '.join(asked)}: {NO_MESH}"}
+    return about if every else about | {"smallest_change": f"{', '.join(asked)}: {why}"}
+
+
+def _is_asked(job: Job, names: Sequence[str] | None, framework: str | None) -> bool:
+    """Whether a mesh is one of a method's name, and runs in a framework; None: any."""
+    return (names is None or mesh_name(job) in names) and (framework is None or framework in mesh_runs_in(job))
 
 
 def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[dict[str, Any]]:
@@ -158,9 +165,9 @@ class OnHost(NamedTuple):
             found = Candidates(self.question, self.space).best_of_each()
         except ValueError:  # nothing divides
             return []
-        found += in_other_orders(found, self.others)
-        asked = [each for each in found if names is None or mesh_name(each.job) in names]
-        return [_row_on_host(each, terms, basis, self.framework) for each in asked]
+        is_asked = partial(_is_asked, names=names, framework=self.framework)
+        found += in_other_orders(found, self.others, is_asked)
+        return [_row_on_host(each, terms, basis, self.framework) for each in found if is_asked(each.job)]
 
     def least_more(self, names: Sequence[str] | None) -> More | None:
         """The memory of a device that the smallest plan lacks; None if nothing divides, or it is of no asked method."""

@@ -132,8 +132,10 @@ def search(
     return Found(tuple(sorted(best, key=lambda each: each.step_time_s)), plans.plans.count, fitting)
 
 
-def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[Prediction]:
-    """The fastest plan of each of these orders, which have no closed form.
+def in_other_orders(
+    found: Iterable[Prediction], names: Iterable[str], is_asked: Callable[[Job], bool] = lambda job: True
+) -> list[Prediction]:
+    """The fastest plan that is asked for of each of these orders, which have no closed form.
 
     They are tried on the meshes of the `MESHES` fastest pipelines, with their microbatches and recomputation.
     """
@@ -143,7 +145,8 @@ def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[P
             jobs.setdefault((each.job.mesh, each.job.sequences), each.job)
     best = list[Prediction]()
     for name in names:
-        tried = [each for job in [*jobs.values()][:MESHES] for each in _in_order(job, name)]
+        every = (each for job in [*jobs.values()][:MESHES] for each in _in_order(job, name))
+        tried = [each for each in every if is_asked(each.job)]
         best += sorted(tried, key=lambda each: each.step_time_s)[:1]
     return best
 
