@@ -38,15 +38,10 @@ OWN = 0.056
 
 
 class Shared(NamedTuple):
-    """How far the shared errors of rows on one machine may reach, in logarithms.
+    """How far the shared errors of rows on one machine may reach, in logarithms."""
 
-    Args:
-        links: of the causes that follow the speed of a link.
-        compute: of the time of layers, which all other causes follow.
-    """
-
-    links: Mapping[str, float]
-    compute: float
+    links: Mapping[str, float]  # of the causes that follow the speed of a link
+    compute: float  # of the time of layers, which all other causes follow
 
 
 def shared_errors(terms: Terms, tokens: float, basis: Basis) -> Shared:

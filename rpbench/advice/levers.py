@@ -34,15 +34,10 @@ Change = Callable[[CostTable, float], CostTable]  # the costs with a figure of t
 
 
 class Lever(NamedTuple):
-    """What one change brings.
+    """What one change brings."""
 
-    Args:
-        name: the change, for people.
-        tokens_per_s: with the change, and `gain` over now; None if nothing was found.
-    """
-
-    name: str
-    tokens_per_s: float | None
+    name: str  # the change, for people
+    tokens_per_s: float | None  # with the change, and `gain` over now; None if nothing was found
     gain: float | None
 
 

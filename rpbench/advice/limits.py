@@ -28,20 +28,13 @@ Memory = Literal["device_memory_bytes", "host_memory_bytes"]
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest value that a contender holds.
-
-    Args:
-        value: the largest with a plan that fits; 0: none was found for any value.
-        beyond: the least value that was tried without success; None: even the largest possible value fits.
-        is_proven: whether a bound proves that no plan fits beyond.
-        found: what `held` gave for the value; None where there is no plan.
-    """
+    """The largest value that a contender holds."""
 
     name: str
-    value: int
-    beyond: int | None
-    is_proven: bool
-    found: Any
+    value: int  # the largest with a plan that fits; 0: none was found for any value
+    beyond: int | None  # the least value that was tried without success; None: even the largest possible value fits
+    is_proven: bool  # whether a bound proves that no plan fits beyond
+    found: Any  # what `held` gave for the value; None where there is no plan
 
 
 def largest(

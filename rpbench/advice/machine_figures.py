@@ -26,27 +26,23 @@ _CHOSEN = {"origin": "chosen", "source": "as described"}
 
 @dataclass(frozen=True)
 class Described:
-    """A machine as it was described.
-
-    Args:
-        assumed: figures that were not given, with the value and source taken instead.
-        unused: figures that were given and have no effect, with the reason.
-    """
+    """A machine as it was described."""
 
     machine: Machine
+    # figures that were not given, with the value and source taken instead
     assumed: Mapping[str, str] = field(default_factory=dict)
+    # figures that were given and have no effect, with the reason
     unused: Mapping[str, str] = field(default_factory=dict)
 
 
 def described(gpu_name: str, given: Mapping[str, str]) -> Described:
     """A machine of devices of a type.
 
+    Raises ValueError for an unknown type or figure, a missing `num_devices`, or an impossible number.
+
     Args:
         gpu_name: an option of `conf/gpu/`, or the usual name: `RTX 4090`.
         given: figures by name, as typed; `num_devices` at least.
-
-    Raises:
-        ValueError: for an unknown type or figure, a missing `num_devices`, or an impossible number.
     """
     figures = _figures(given)
     if "num_devices" not in figures:

@@ -85,8 +85,7 @@ def config_path(source: str) -> Path | None:
 def read_config(path: Path) -> dict[str, Any]:
     """The fields of a `config.json`.
 
-    Raises:
-        ValueError: if it cannot be read, or is not a complete JSON object.
+    Raises ValueError if it cannot be read, or is not a complete JSON object.
     """
     try:
         found = parsed(read_text(path))
@@ -104,8 +103,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def architecture_of(path: Path) -> Architecture:
     """The architecture of a `config.json`, named after its folder or `_name_or_path`.
 
-    Raises:
-        ValueError: naming the file, and the field that is missing or not modelled.
+    Raises ValueError naming the file, and the field that is missing or not modelled.
     """
     values = read_config(path)
     place = Path(os.path.abspath(path))  # files of a cache are links to files without a model's name
@@ -119,8 +117,7 @@ def architecture_of(path: Path) -> Architecture:
 def context_in(path: Path) -> int | None:
     """Tokens that the model of a `config.json` has positions for; None if it does not say.
 
-    Raises:
-        ValueError: as `architecture_of`.
+    Raises ValueError as `architecture_of`.
     """
     values = read_config(path)
     try:
@@ -137,8 +134,7 @@ def assumed_in(path: Path) -> tuple[str, ...]:
 def trained(model: Architecture, given: Mapping[str, str]) -> Architecture:
     """The model with settings of its training as typed: `training_mode`, `lora_rank`, `lora_targets`, ...
 
-    Raises:
-        ValueError: as `Architecture`.
+    Raises ValueError as `Architecture`.
     """
     return replace(model, **_with_rank({name: typed_value(name, text) for name, text in given.items()}))
 
@@ -152,8 +148,7 @@ def _with_rank(values: dict[str, Any]) -> dict[str, Any]:
 def model_of_sizes(given: Mapping[str, str]) -> Architecture:
     """The model of sizes as typed, such as `num_layers=28`.
 
-    Raises:
-        ValueError: for an unknown size, one that is not a number, or missing sizes.
+    Raises ValueError for an unknown size, one that is not a number, or missing sizes.
     """
     for name in given:
         if name not in SIZES:
@@ -178,8 +173,7 @@ def model_of_sizes(given: Mapping[str, str]) -> Architecture:
 def typed_value(name: str, text: str) -> Any:
     """A size as typed: a whole number, a number, true or false, a word, or a list of windows or of names.
 
-    Raises:
-        ValueError: for a word where a size is needed.
+    Raises ValueError for a word where a size is needed.
     """
     if name == "windows":
         return [None if each == "null" else typed_value("", each) for each in text.strip("[]").split(",") if each]

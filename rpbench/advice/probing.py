@@ -19,38 +19,23 @@ WORTH = 0.01  # the gain that a bound must leave, as a fraction of a pace
 
 
 class Kind(NamedTuple):
-    """A kind of contender; what suits one kind seldom suits another.
+    """A kind of contender; what suits one kind seldom suits another."""
 
-    Args:
-        moves: whether weights move.
-        moves_each_time: whether they move on every device for each microbatch.
-        separate_cuts: whether both directions are cut apart.
-        overlaps: whether steps overlap, so that filling and draining hardly count, and more weights are kept.
-        steps_often: whether weights change after every microbatch.
-    """
-
-    moves: bool
-    moves_each_time: bool
-    separate_cuts: bool
-    overlaps: bool
-    steps_often: bool = False
+    moves: bool  # whether weights move
+    moves_each_time: bool  # whether they move on every device for each microbatch
+    separate_cuts: bool  # whether both directions are cut apart
+    overlaps: bool  # whether steps overlap, so that filling and draining hardly count, and more weights are kept
+    steps_often: bool = False  # whether weights change after every microbatch
 
 
 class Loan(NamedTuple):
-    """A plan that fits, lent to other contenders.
+    """A plan that fits, lent to other contenders."""
 
-    Args:
-        pace: with its own contender.
-        values: of the dimensions in `LENT` and of the schedule's options.
-        kind: of its contender.
-        placement: the devices of each stage.
-    """
-
-    pace: float
-    values: tuple[tuple[str, Any], ...]
+    pace: float  # with its own contender
+    values: tuple[tuple[str, Any], ...]  # of the dimensions in `LENT` and of the schedule's options
     cut: Partition
-    kind: Kind
-    placement: tuple[tuple[int, ...], ...]
+    kind: Kind  # of its contender
+    placement: tuple[tuple[int, ...], ...]  # the devices of each stage
 
 
 def loan_of(search: Search) -> Loan | None:

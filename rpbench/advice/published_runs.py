@@ -29,19 +29,13 @@ FEW_CALLS = (1, 3)  # micro-steps of replicas that are simulated
 
 
 class System(NamedTuple):
-    """The schedule that stands for a system.
+    """The schedule that stands for a system."""
 
-    Args:
-        schedule: registered name; with `late`, updates are one step late.
-        replicated: whether every device trains microbatches of its own.
-        lacks: what the system does and the schedule leaves out.
-    """
-
-    schedule: str
+    schedule: str  # registered name; with `late`, updates are one step late
     options: Mapping[str, Any]
     late: bool = False
-    replicated: bool = False
-    lacks: tuple[str, ...] = ()
+    replicated: bool = False  # whether every device trains microbatches of its own
+    lacks: tuple[str, ...] = ()  # what the system does and the schedule leaves out
 
 
 _EXPERTS = "the interpreter's loop over experts"
@@ -70,19 +64,14 @@ SYSTEMS: Mapping[str, System] = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """A published run, simulated as a schedule.
-
-    Args:
-        step_time_s: of a whole step; `why` splits it by cause.
-        outcome: pace and memory of the simulated steps.
-    """
+    """A published run, simulated as a schedule."""
 
     case: Case
     contender: Contender
     setting: Setting
     partition: Partition
-    outcome: Outcome
-    step_time_s: float
+    outcome: Outcome  # pace and memory of the simulated steps
+    step_time_s: float  # of a whole step; `why` splits it by cause
     why: Mapping[str, float]
 
     @property
@@ -99,11 +88,10 @@ class Simulated:
 def simulated(case: Case, cluster: Machine) -> Simulated:
     """A published run, simulated action by action.
 
+    Raises ValueError for a system without a schedule, or one that the model cannot be cut for.
+
     Args:
         case: with the settings of the run (`rpbench.predict.settings.published_settings`).
-
-    Raises:
-        ValueError: for a system without a schedule, or one that the model cannot be cut for.
     """
     if case.system not in SYSTEMS:
         raise ValueError(f"system={case.system}: no schedule stands for it; there are {', '.join(SYSTEMS)}")

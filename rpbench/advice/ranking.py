@@ -41,22 +41,16 @@ QUICK = Budget(work=100, climb_work=300_000)
 
 @dataclass(frozen=True)
 class Advice:
-    """What to run, and why.
-
-    Args:
-        ranking: plans that fit, the fastest first; without `late` only of methods that train exactly as plain training.
-        ranking_late: the others, whose gradients are of older weights; empty if they are in the ranking.
-        does_not_fit: contenders without a plan that fits, those that lack least first.
-        levers: what changes would bring to the first; `turns`: what would put the second first.
-        left_out: contenders that take no part, with the reason.
-    """
+    """What to run, and why."""
 
     terms: Terms
+    # plans that fit, the fastest first; without `late` only of methods that train exactly as plain training
     ranking: tuple[Ranked, ...]
-    does_not_fit: tuple[Misfit, ...]
-    levers: tuple[Lever, ...]
+    does_not_fit: tuple[Misfit, ...]  # contenders without a plan that fits, those that lack least first
+    levers: tuple[Lever, ...]  # what changes would bring to the first; `turns`: what would put the second first
     turns: tuple[Turn, ...]
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, str]  # contenders that take no part, with the reason
+    # the others, whose gradients are of older weights; empty if they are in the ranking
     ranking_late: tuple[Ranked, ...] = ()
     framework: str | None = None  # that plans are written for; None: the first that runs one
 
@@ -92,6 +86,8 @@ def advise(
 ) -> Advice:
     """Every schedule's best plan on equal terms, ranked, with reasons.
 
+    Raises ValueError for an unknown schedule, or if none takes the model and the devices.
+
     Args:
         basis: the figures and constants behind the terms, for the intervals.
         names: schedules that take part; None: all, and those with a late update once more.
@@ -102,9 +98,6 @@ def advise(
             other load.
         framework: only schedules that run there today; None: all.
         late: whether methods with gradients of older weights join the ranking; otherwise they have their own.
-
-    Raises:
-        ValueError: for an unknown schedule, or if none takes the model and the devices.
     """
     asked = [each for each in contenders(names) if framework is None or framework in contender_runs_in(each, terms)]
     if not asked:

@@ -56,27 +56,18 @@ SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True)
 class Ranked:
-    """A plan that fits.
-
-    Args:
-        low, high: interval of tokens per second that holds nine of ten errors of the figures.
-        staleness_steps: steps between the weights that a gradient was computed on and those that it changes.
-        why: seconds of a step by cause.
-        memory: bytes of the fullest device by class.
-        ssd: bytes on the host's SSDs.
-        filled: the best similar cut without empty stages; None where the plan has none.
-        ratio_reach: of the ratio of its pace to the first row's (`rpbench.advice.interval.ratio_reach`).
-    """
+    """A plan that fits."""
 
     plan: Tuned
+    # low, high: interval of tokens per second that holds nine of ten errors of the figures
     low: float
     high: float
-    staleness_steps: int
-    why: Mapping[str, float]
-    memory: Mapping[str, int]
-    ssd: SsdBytes
-    filled: Tuned | None = None
-    ratio_reach: float = 1.0
+    staleness_steps: int  # steps between the weights that a gradient was computed on and those that it changes
+    why: Mapping[str, float]  # seconds of a step by cause
+    memory: Mapping[str, int]  # bytes of the fullest device by class
+    ssd: SsdBytes  # bytes on the host's SSDs
+    filled: Tuned | None = None  # the best similar cut without empty stages; None where the plan has none
+    ratio_reach: float = 1.0  # of the ratio of its pace to the first row's (`rpbench.advice.interval.ratio_reach`)
 
     @property
     def bubble(self) -> float:
@@ -86,17 +77,12 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A contender without a plan that fits.
+    """A contender without a plan that fits."""
 
-    Args:
-        plan: the one that lacks least: `device_lacks_bytes` on a device and `host_lacks_bytes` on the host.
-        is_proven: whether a bound proves that no plan fits; otherwise the search has found none.
-    """
-
-    plan: Tuned
+    plan: Tuned  # the one that lacks least: `device_lacks_bytes` on a device and `host_lacks_bytes` on the host
     device_lacks_bytes: int
     host_lacks_bytes: int
-    is_proven: bool
+    is_proven: bool  # whether a bound proves that no plan fits; otherwise the search has found none
 
 
 def runs_in(name: str) -> Sequence[str]:
@@ -306,8 +292,7 @@ def other_orders(names: Sequence[str] | None, framework: str | None) -> tuple[st
 def space_of(names: Sequence[str] | None, framework: str | None = None) -> Space:
     """The space of a search over meshes for these methods (None: all), to be run by a framework (None: any).
 
-    Raises:
-        ValueError: if it runs none of them.
+    Raises ValueError if it runs none of them.
     """
     schedules = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
     alone = tuple(

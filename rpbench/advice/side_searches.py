@@ -59,19 +59,12 @@ CALLING = ("gpipe", "roundpipe", "zb_v")
 
 
 class Glance(NamedTuple):
-    """The result of a first look.
+    """The result of a first look."""
 
-    Args:
-        hope: sorts contenders: the pace, or below 0 by how much the plan does not fit.
-        pace: tokens per second so far; 0 where nothing fits.
-        remark: why there is no plan; empty where there is one.
-        loan: the plan, for others to try.
-    """
-
-    hope: float = -inf
-    pace: float = 0.0
-    remark: str = ""
-    loan: Loan | None = None
+    hope: float = -inf  # sorts contenders: the pace, or below 0 by how much the plan does not fit
+    pace: float = 0.0  # tokens per second so far; 0 where nothing fits
+    remark: str = ""  # why there is no plan; empty where there is one
+    loan: Loan | None = None  # the plan, for others to try
 
 
 class Clock:

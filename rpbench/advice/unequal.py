@@ -21,13 +21,9 @@ from rpbench.plan.contest.terms import Terms
 
 @dataclass(frozen=True)
 class UnequalTerms(Terms):
-    """Terms of sequences of unequal lengths.
+    """Terms of sequences of unequal lengths."""
 
-    Args:
-        lengths: tokens of every sequence of a step; microbatches take sequences in this order.
-    """
-
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()  # tokens of every sequence of a step; microbatches take sequences in this order
 
     def tokens(self, sequences: float) -> int:
         """Mean tokens of so many sequences."""

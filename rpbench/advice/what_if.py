@@ -38,26 +38,20 @@ On = Mapping[int, Terms | Machine | str]  # number of devices -> terms or machin
 
 
 class Point(NamedTuple):
-    """A row at a microbatch size, a recomputation and a number of devices.
-
-    Args:
-        why: why there is no plan; other fields then keep their defaults.
-        data: replicas of a mesh.
-        partition: the best cut; if none fits, the one that lacks least.
-    """
+    """A row at a microbatch size, a recomputation and a number of devices."""
 
     num_devices: int
     microbatch_sequences: float
     recompute: str
     num_microbatches: int = 0
-    data: int = 1
+    data: int = 1  # replicas of a mesh
     tokens_per_s: float = 0.0
     step_time_s: float = 0.0
     peak_memory_bytes: int = 0
     host_memory_bytes: int = 0
     fits: bool = False
-    partition: str = ""
-    why: str = ""
+    partition: str = ""  # the best cut; if none fits, the one that lacks least
+    why: str = ""  # why there is no plan; other fields then keep their defaults
 
 
 # --- plans of one host ---------------------------------------------------------------------------------------
@@ -122,8 +116,7 @@ class Around:
     def _best(self, setting: Setting) -> tuple[Partition, Outcome]:
         """The best known cut.
 
-        Raises:
-            ValueError: if the schedule does not take the setting.
+        Raises ValueError if the schedule does not take the setting.
         """
         if setting.recompute in self._refused:
             raise ValueError(self._refused[setting.recompute])
@@ -163,8 +156,7 @@ class Around:
     def _frame(self, setting: Setting, cut: Partition) -> Frame:
         """The frame of a setting that can time a cut, checked.
 
-        Raises:
-            ValueError: if the schedule does not take the setting.
+        Raises ValueError if the schedule does not take the setting.
         """
         frame = self._frames.of(setting, cut, self.terms.num_steps)
         try:
@@ -201,8 +193,7 @@ def mesh_points(job: Job, on: On, is_over: Callable[[], bool]) -> Iterator[Point
 def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute) -> Point:
     """A point of a mesh.
 
-    Raises:
-        ValueError: for sizes that do not divide.
+    Raises ValueError for sizes that do not divide.
     """
     mesh, size = job.mesh, round(at.microbatch_sequences)
     each = mesh.num_devices // mesh.data

@@ -30,13 +30,12 @@ class Choice(NamedTuple):
 def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:
     """The partition of a method.
 
+    Raises ValueError for an unknown method, a partition that does not fit the model or the schedule, or a published one
+    that does not exist.
+
     Args:
         method: one of `METHODS`, or a partition as text such as `3-3-4` or `2-2|1-1-2-0*`.
         budget: of `search`; see `rpbench.plan.search`.
-
-    Raises:
-        ValueError: for an unknown method, a partition that does not fit the model or the schedule, or a
-            published one that does not exist.
     """
     if method == "search":
         if problem.entry.extra is not None:

@@ -25,10 +25,8 @@ def plan_even(problem: Problem) -> Partition:
     If stages are bound to devices, each device holds `default_chunks` stages, or fewer if that number was not asked for
     and some would be empty. If the directions are cut apart, the head is a stage of its own, every device gets
     `default_chunks` backward stages, and the number of forward stages makes them about as long as backward stages. If a
-    partition is published and no number of chunks was asked for, the numbers of stages are the published ones.
-
-    Raises:
-        ValueError: if there are fewer layers than stages bound to devices.
+    partition is published and no number of chunks was asked for, the numbers of stages are the published ones. Raises
+    ValueError if there are fewer layers than stages bound to devices.
     """
     layers, published = problem.num_layers, problem.published
     if not problem.entry.separate_cuts:

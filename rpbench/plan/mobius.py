@@ -22,9 +22,8 @@ from rpbench.plan.rotation_program import Program, solve
 def plan_mobius(problem: Problem) -> tuple[Partition, Program]:
     """The cut with the shortest modelled step over all numbers of stages, or that of `chunks_per_device`.
 
-    Raises:
-        ValueError: if the schedule streams no weights in rotation, nothing is known of its links, there are fewer
-            layers than stages, or no cut fits into memory.
+    Raises ValueError if the schedule streams no weights in rotation, nothing is known of its links, there are fewer
+    layers than stages, or no cut fits into memory.
     """
     rotation, numbers = pose_rotation(problem)
     program = solve(rotation, numbers)

@@ -238,10 +238,8 @@ def plan_straight(problem: Problem) -> Partition:
     """PipeDream's pipeline without replicas, of as many stages as `even` makes; the head may be a stage of its own.
 
     Transfers are not counted; a stage takes its forward, recomputation and backward. If devices have several stages,
-    the stages are balanced, not the devices.
-
-    Raises:
-        ValueError: if the directions are cut apart, or there are fewer layers than stages.
+    the stages are balanced, not the devices. Raises ValueError if the directions are cut apart, or there are fewer
+    layers than stages.
     """
     if problem.entry.separate_cuts:
         raise ValueError(

@@ -32,14 +32,12 @@ MOVING = 2  # with transfers, half of the budget is for cuts timed in full
 def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:
     """The best partition found, and how many were simulated.
 
-    A partition that fits into memory beats one that does not. If none fits, memory is ignored.
+    A partition that fits into memory beats one that does not. If none fits, memory is ignored. Raises ValueError if the
+    schedule takes no cut at all.
 
     Args:
         starts: partitions to time as well; they fit the schedule.
         budget: actions to time; a tenth of `BUDGET` brings most of the gain.
-
-    Raises:
-        ValueError: if the schedule takes no cut at all.
     """
     space = _space(problem, starts)
     num, entry = len(space.dimensions["chunks_per_device"]), problem.entry

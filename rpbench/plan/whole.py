@@ -59,14 +59,13 @@ def best_plans(
 ) -> list[WholePlan]:
     """The best plan and those nearly as good, best first.
 
+    Raises ValueError if no candidate can be built.
+
     Args:
         budget: candidates to simulate.
         within: fraction by which a plan may take longer than the best.
         dispatch: how the jobs of a streamed schedule find their devices; see `rpbench.sim.events`.
         choices: options of the schedule to try, such as `[{"round_size": 1}, {"round_size": 8}]`.
-
-    Raises:
-        ValueError: if no candidate can be built.
     """
     found: list[WholePlan] = []
     seen: set[tuple[int, Partition]] = set()

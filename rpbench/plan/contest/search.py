@@ -44,15 +44,14 @@ def tune(
 ) -> Tuned:
     """The best plan found.
 
+    Raises ValueError if the schedule takes no setting, or the time limit passed before one was found.
+
     Args:
         space: None: the full space.
         to_beat: tokens per second of another contender; a search that stays under half of it stops once it has chosen
             its microbatch size. None: it runs to the end.
         frames: empty frames to fill, for later use; None: they are dropped after the search.
         is_over: whether the time limit has passed; None: no limit.
-
-    Raises:
-        ValueError: if the schedule takes no setting, or the time limit passed before one was found.
     """
     search = Search(contender, terms, budget or Budget(), space, frames=frames, is_over=is_over)
     with uncollected():
