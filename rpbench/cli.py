@@ -322,14 +322,14 @@ def pivot(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _printing(place: str) -> Verb:
+def _printing(place: str, *, allow_nan: bool = True) -> Verb:
     """A verb that prints, as JSON lines, what a function returns; its module is imported when the verb is called."""
 
     def verb(arguments: Sequence[str]) -> int:
         module, _, name = f"rpbench.{place}".rpartition(".")
         found = getattr(import_module(module), name)(arguments)
         for row in found if isinstance(found, list) else [found]:
-            print(json.dumps(row, default=str))
+            print(json.dumps(row, default=str, allow_nan=allow_nan))
         return 0
 
     return verb
@@ -347,7 +347,7 @@ _verbs: dict[str, Verb] = {
     "compact": _printing("commands.recorded.store.compact"),
     "list": list_options,
     "new": _printing("commands.new.new"),
-    "import": _printing("records.imports.import_file"),
+    "import": _printing("records.imports.import_file", allow_nan=False),
     "completion": completion,
 }
 

@@ -35,6 +35,7 @@ RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
 EXPORTS: Mapping[str, str] = _FRAMEWORKS["exports"]
 SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
+MEGATRON_MESHES = ("zero_2", "zero_3", "combined_1f1b")  # that Megatron runs as meshes, and not on one host
 CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
 # Plans without a pipeline by what their replicas share, as one host names them.
 ALONE: Mapping[Sharded, str] = {
@@ -272,7 +273,7 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
     name = job.schedule if mesh.pipeline > 1 else ALONE[mesh.sharing.what]
     name = "data_parallel" if name == "zero_1" else name
     alone = job.recompute == "none" or job.kept_by_stage(symmetric(job.cut)) == job.cut  # no layer runs again
-    as_well = name in ("zero_2", "zero_3") or (name == "combined_1f1b" and mesh.expert > 1 and alone)
+    as_well = name in MEGATRON_MESHES and (name != "combined_1f1b" or (mesh.expert > 1 and alone))
     names = [*RUNS_IN.get(name, ()), *(["Megatron"] if as_well else [])]
     inside = mesh.tensor * mesh.context * mesh.expert
     found = [each for each in names if mesh.sharing.what in SHARES[each] and (inside == 1 or each in CUTS_LAYERS)]
@@ -284,7 +285,7 @@ def mesh_runs_in(job: Job) -> tuple[str, ...]:
 
 def other_orders(names: Sequence[str] | None, framework: str | None) -> tuple[str, ...]:
     """The orders without a closed form among the names (None: all) that a framework runs on some meshes (None: any)."""
-    able = {name: (*runs_in(name), *(["Megatron"] if name == "combined_1f1b" else [])) for name in ORDERS}
+    able = {name: (*runs_in(name), *(["Megatron"] if name in MEGATRON_MESHES else [])) for name in ORDERS}
     asked = (name for name in ORDERS if names is None or name in names)
     return tuple(name for name in asked if framework is None or framework in able[name])
 

@@ -43,11 +43,13 @@ HOST = (
     *("host_to_device_bytes_per_s", "copy_bytes_per_s", "device_to_host_bytes_per_s", "transfer_latency_s"),
     *("devices_per_root_complex", "root_complex_bytes_per_s", "host_bytes_per_s", "host_memory_bytes_per_s"),
 )
+COPIES = ("host_to_device_bytes_per_s", "copy_bytes_per_s")  # of HOST, what boundary tensors without a direct link take
 INSIDE = (
     *("memory_bytes_per_s", "memory_efficiency", "intra_bytes_per_s", "collective_bytes_per_s", "intra_latency_s"),
     *HOST,
 )
 BETWEEN = ("inter_bytes_per_s", "inter_latency_s", "domain")
+OF_ROOFLINE = ("matmul_flops_per_s", "host_to_device_bytes_per_s")
 RENT = "rent is counted by rpbench advise"
 MEMORY = ("device_memory_bytes", "reserved_memory_bytes", "host_memory_bytes")
 
@@ -129,9 +131,8 @@ def _idle(request: "Request", eager: bool) -> Idle:
             yield from _idle_prediction(request, mode)
         else:
             yield OF_ORDERS, "mode=roofline has closed forms of a model and a machine, of no order"
-            idle = (*MEMORY, *LAYERS[1:], *INSIDE[:5], *HOST[1:], *BETWEEN, "ssd", "device_speeds")
-            way = "mode=roofline takes cluster.matmul_flops_per_s and cluster.host_to_device_bytes_per_s alone"
-            yield _figures(*idle), way
+            idle = {*MEMORY, *LAYERS, *INSIDE, *BETWEEN, "ssd", "device_speeds"} - set(OF_ROOFLINE)
+            yield _figures(*idle), f"mode=roofline takes {' and '.join(_figures(*OF_ROOFLINE))} alone"
 
 
 def _idle_failures(mode: Failures) -> Idle:
@@ -177,8 +178,8 @@ def _idle_simulation(request: "Request", eager: bool) -> Idle:
     if mesh is not None:
         yield from _idle_mesh(mesh)
     if meshed:
-        ways = HOST if request.cluster.intra_bytes_per_s is not None else HOST[2:]  # else boundary tensors go that way
-        yield _figures(*ways, "host_memory_bytes", "ssd"), "under a mesh nothing moves to hosts"
+        taken = () if request.cluster.intra_bytes_per_s is not None else COPIES
+        yield _figures(*({*HOST} - {*taken}), "host_memory_bytes", "ssd"), "under a mesh nothing moves to hosts"
         yield from _shadowed(request.cluster)
         yield ["prefetch"], "under a mesh no weights are streamed"
     else:

@@ -228,6 +228,16 @@ class OptimizerTraffic:
         """Traffic of the host's memory for an update of so much state, smaller by `saved` than in 32 bits."""
         return (state + saved) / OPTIMIZER_BYTES * self.on_host - 2 * saved
 
+    @property
+    def state_bytes_per_s(self) -> float:
+        """Bytes of state, in 32 bits, that a device's step goes through in a second."""
+        return self.device_bytes_per_s * OPTIMIZER_BYTES / self.on_device
+
+    def device_step_s(self, size: LayerSize) -> float:
+        """Seconds of a device's step of a layer or a stage."""
+        saved = saved_state(size)
+        return (size.optimizer + saved) / self.state_bytes_per_s - 2 * saved / self.device_bytes_per_s
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -291,15 +301,8 @@ class Traffic:
         of a device together take the time of all stages that it has.
         """
         assert self.optimizer is not None
-        rate, beside = self.optimizer.device_bytes_per_s, self.optimizer.beside_s
-        state_per_s = rate * OPTIMIZER_BYTES / self.optimizer.on_device  # bytes of state in 32 bits
-        num_stages = schedule.shape.num_backward_stages
-
-        def seconds(stage: LayerSize) -> float:
-            saved = saved_state(stage)
-            return (stage.optimizer + saved) / state_per_s - 2 * saved / rate
-
-        own = [seconds(stages.stage(number, backward=True)) for number in range(num_stages)]
+        beside, num_stages = self.optimizer.beside_s, schedule.shape.num_backward_stages
+        own = [self.optimizer.device_step_s(stages.stage(number, backward=True)) for number in range(num_stages)]
         found = [each + beside * schedule.shape.num_ranks / num_stages for each in own]  # a device has several
         for steps, held in _whole_copies(schedule):
             for number in steps:

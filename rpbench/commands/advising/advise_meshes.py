@@ -112,7 +112,7 @@ def advise_nodes(
         "left_out": {name: why for name in asked if name not in there},
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
-        "levers": levers_of_mesh(question, space, every[0]) if every else [],
+        "levers": levers_of_mesh(question, space, every[0], framework) if every else [],
     }
     return about if every else about | {"smallest_change": f"{', '.join(asked)}: {why}"}
 
@@ -122,7 +122,9 @@ def _is_asked(job: Job, names: Sequence[str] | None, framework: str | None) -> b
     return (names is None or mesh_name(job) in names) and (framework is None or framework in mesh_runs_in(job))
 
 
-def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[dict[str, Any]]:
+def levers_of_mesh(
+    question: Question, space: Space, first: Prediction, framework: str | None = None
+) -> list[dict[str, Any]]:
     """The gain of the fastest mesh from changes of the machine, with the same plan or a new search."""
     machine, levers, job, best = question.machine, list[dict[str, Any]](), first.job, first.tokens_per_s_per_device
     for name, change in _CHANGES.items():
@@ -131,7 +133,7 @@ def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[
         changed = question._replace(machine=change(machine))
         again = [name for name in ORDERS if name == job.schedule]
         faster = list(search(changed, space, FEW if again else 1).best)
-        faster += in_other_orders(faster, again)
+        faster += in_other_orders(faster, again, partial(_is_asked, names=None, framework=framework))
         same = replace(job, machine=changed.machine)
         faster.append(replace(first, job=same, terms=memory_and_terms(same)[-1]()))
         pace = max(each.tokens_per_s_per_device for each in faster)
@@ -181,7 +183,9 @@ class OnHost(NamedTuple):
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
         """The gain from changes of the machine, for a mesh that is the first row."""
-        return levers_of_mesh(self.question, self.space, Prediction(first, memory_and_terms(first)[-1](), {}))
+        return levers_of_mesh(
+            self.question, self.space, Prediction(first, memory_and_terms(first)[-1](), {}), self.framework
+        )
 
 
 def on_host(

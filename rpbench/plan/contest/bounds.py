@@ -24,7 +24,6 @@ import numpy as np
 from rpbench.cost.arrays import Floats
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import least_host_bytes
-from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
@@ -343,8 +342,7 @@ class _Orders:
         """Time of the optimizer for a layer, and for embedding and head, in the times' unit."""
         if self.problem.entry.lower is not None:
             return 0.0, (0.0, 0.0)
-        traffic = self.terms.optimizer
-        pace = traffic.device_bytes_per_s * OPTIMIZER_BYTES / traffic.on_device / self.problem.times.units_per_second
+        pace = self.terms.optimizer.state_bytes_per_s / self.problem.times.units_per_second
         layer = min(each.optimizer for each in self._sizes.layers)
         return layer / pace, (self._sizes.embedding.optimizer / pace, self._sizes.head.optimizer / pace)
 

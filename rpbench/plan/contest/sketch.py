@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import DRAINED, Policy
@@ -313,12 +312,13 @@ class Sketcher:
 
     def _with_steps(self, setting: Setting, times: LayerTimes) -> LayerTimes:
         """The times with those of an optimizer that runs after every backward, of which sketches have no action."""
-        sizes, traffic = self.terms.sizes(setting.microbatch_sequences), self.terms.optimizer
-        pace = traffic.device_bytes_per_s * OPTIMIZER_BYTES / traffic.on_device / times.units_per_second
-        first, *others = [layer.optimizer for layer in sizes.layers]
-        held = [first + sizes.embedding.optimizer, *others]
-        backward = [time + each / pace for time, each in zip(times.backward, held, strict=True)]
-        return replace(times, backward=backward, head_backward=times.head_backward + sizes.head.optimizer / pace)
+        sizes, unit = self.terms.sizes(setting.microbatch_sequences), times.units_per_second
+        embedding, *steps, head = (
+            unit * self.terms.optimizer.device_step_s(each) for each in (sizes.embedding, *sizes.layers, sizes.head)
+        )
+        steps[0] += embedding
+        backward = [time + step for time, step in zip(times.backward, steps, strict=True)]
+        return replace(times, backward=backward, head_backward=times.head_backward + head)
 
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
         """Seconds to send a boundary tensor over idle links, as timelines charge it.
