@@ -22,13 +22,16 @@ from rpbench.plan.problem import Problem
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
 CUTS = 2  # cuts of a setting worth timing
-# If the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
-# transfers decide between them), and actions of the sketch's budget per pair tried.
-PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+# If the numbers of stages are open: pairs (forward, backward stages) climbed from, pairs climbed from to the end
+# (several, because transfers decide between them), and actions of the sketch's budget per pair tried.
+PAIRS, CLOSELY, ACTIONS_A_PAIR = 40, 4, 8_000
+A_LITTLE = 8  # one part of so many of the work is for the first climb of each pair
 ACTIONS_BESIDE = 200_000  # for near numbers of stages
-PAIRS_IN_TIME, CLOSELY_IN_TIME = 8, 1  # with a time limit
-# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` only within half of the work.
-PAIRS_POSED, CLOSELY_POSED = 160, 8
+# The same with a time limit, and actions of each sketch: there are few, so each has to find a good pair.
+PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, 2, 6_000_000
+# Pairs whose plain cuts are timed for a posed problem, where no other dimension is open; those beyond `PAIRS` only
+# within half of the work.
+PAIRS_POSED = 160
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
@@ -60,6 +63,8 @@ class Sketcher:
     def __init__(
         self, contender: Contender, terms: Terms, work: int, *, is_over: Callable[[], bool] | None = None
     ) -> None:
+        if contender.entry.separate_cuts and is_over is not None:
+            work = ACTIONS_IN_TIME
         self.contender, self.terms, self.work, self._is_over = contender, terms, work, is_over
         self.tally = Tally()
         self._known: dict[Setting, Sketch] = {}
@@ -131,7 +136,7 @@ class Sketcher:
 
         Under a time limit the largest, if every device moves all weights for each microbatch.
         """
-        if self.is_blind(setting):
+        if self._says_little_of_sizes(setting):
             largest = setting.changed("microbatch_sequences", max(space.dimensions["microbatch_sequences"]))
             return largest if self._is_over is not None and self.moves_each_time(setting) else setting
         return max([setting, *self.by_promise(setting, space)], key=self.pace)
@@ -151,6 +156,10 @@ class Sketcher:
             return True
         return self.pace(setting) > 0 and (self.of(setting).is_level or self.of(setting).moves)
 
+    def _says_little_of_sizes(self, setting: Setting) -> bool:
+        """Whether a sketch is no guide to the microbatch size. With a time limit it is where directions are cut apart."""
+        return self.is_blind(setting) and not (self._is_over is not None and self.contender.entry.separate_cuts)
+
     def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
         """The setting with other microbatch sizes, the fastest sketch first.
 
@@ -158,7 +167,7 @@ class Sketcher:
         faster. If a sketch says little (`is_blind`), all sizes are returned.
         """
         sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
-        if self.is_blind(setting):
+        if self._says_little_of_sizes(setting):
             found = [setting.changed("microbatch_sequences", size) for size in sizes if size != own]
             return sorted(found, key=self.pace, reverse=True)
         smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
@@ -190,11 +199,8 @@ class Sketcher:
         climbs = self._climbs(setting, problem, counts)
         num = 1 if problem.entry.separate_cuts or self.terms.problem is not None else CUTS
         found = [cut for climb in climbs for cut in climb.leaders(num)]
-        if problem.entry.separate_cuts:
-            if self._is_over is None:
-                found.append(plan_greedy(problem))
-            else:  # transfers decide, and there is no time for many cuts
-                found[:0] = plain_partitions(problem, counts)[:1]
+        if problem.entry.separate_cuts and self._is_over is None:
+            found.append(plan_greedy(problem))
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
@@ -268,13 +274,7 @@ class Sketcher:
                 break
             if cuts and not (climbs and self._time_is_over()):
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
-        climbs = sorted(climbs, key=lambda climb: climb.best_score)
-        exact = self.terms.problem is not None and self.terms.problem.traffic is None  # no timeline says more
-        closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
-        climbs = climbs[: CLOSELY_POSED if exact else closely]
-        for climb in climbs:
-            if not self._time_is_over():
-                climb.run(self.work // len(climbs))
+        climbs = self._narrowed(climbs)
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
         if fitting and not self._time_is_over() and not climbs[0].keeps_everything:
             starts = self.of(setting.changed("recompute", "none")).cuts
@@ -288,6 +288,20 @@ class Sketcher:
             climbs.append(again)
             if self.terms.problem is None:
                 climbs += self._with_own_order(setting, problem, first, again.num_actions)
+        return sorted(climbs, key=lambda climb: climb.best_score)
+
+    def _narrowed(self, climbs: list[Climb]) -> list[Climb]:
+        """Few of the climbs, run to their end, best first.
+
+        A plain cut says little about the best one with as many stages, so pairs climb a little before they are dropped.
+        """
+        closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
+        rounds = [(PAIRS, self.work // A_LITTLE)] if len(climbs) > closely else []
+        for most, work in [*rounds, (closely, self.work // min(closely, len(climbs)))]:
+            climbs = sorted(climbs, key=lambda climb: climb.best_score)[:most]
+            for climb in climbs:
+                if not self._time_is_over():
+                    climb.run(work)
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:

@@ -185,6 +185,12 @@ class Trials:
         Larger sizes are tried first, for fewer microbatches are timed sooner; smaller ones if these are no faster.
         """
         sizes, own, best = sorted(self.space.dimensions["microbatch_sequences"]), begun.microbatch_sequences, begun
+        if self.contender.entry.separate_cuts:  # a cut serves one size
+            least = self.sketcher.pace(begun) * (1 - WORTH)
+            near = [each for each in self.sketcher.by_promise(begun, self.space) if self.sketcher.pace(each) >= least]
+            for changed in near if least else ():
+                best = changed if not self.time_is_over() and beats(self._look_at(changed), self.tried[best]) else best
+            return best
         tried = list[Setting]()
         for way in ([size for size in sizes if size > own], [size for size in reversed(sizes) if size < own]):
             for changed in (begun.changed("microbatch_sequences", size) for size in way):
