@@ -22,16 +22,16 @@ from rpbench.plan.problem import Problem
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
 CUTS = 2  # cuts of a setting worth timing
-# If the numbers of stages are open: pairs (forward, backward stages) climbed from, pairs climbed from to the end
-# (several, because transfers decide between them), and actions of the sketch's budget per pair tried.
-PAIRS, CLOSELY, ACTIONS_A_PAIR = 40, 4, 8_000
-A_LITTLE = 8  # one part of so many of the work is for the first climb of each pair
+# If the numbers of stages are open: pairs (forward, backward stages) whose plain cuts are timed, pairs climbed from to
+# the end (several, because transfers decide between them), and actions of the sketch's budget per pair tried.
+PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 ACTIONS_BESIDE = 200_000  # for near numbers of stages
 # The same with a time limit, and actions of each sketch: there are few, so each has to find a good pair.
 PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, 2, 6_000_000
-# Pairs whose plain cuts are timed for a posed problem, where no other dimension is open; those beyond `PAIRS` only
-# within half of the work.
-PAIRS_POSED = 160
+# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` only within half of the work.
+PAIRS_POSED, CLOSELY_POSED = 160, 4
+# In these two cases, most pairs that climb a little before they are dropped, and the part of the work of each.
+FIRST_CLIMBS, A_LITTLE = 40, 8
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
@@ -293,16 +293,20 @@ class Sketcher:
     def _narrowed(self, climbs: list[Climb]) -> list[Climb]:
         """Few of the climbs, run to their end, best first.
 
-        A plain cut says little about the best one with as many stages, so pairs climb a little before they are dropped.
+        A plain cut says little about the best one with as many stages. So where a sketch has to find the pair alone,
+        pairs climb a little before they are dropped; else other settings bring other pairs, and timelines choose.
         """
-        closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
-        rounds = [(PAIRS, self.work // A_LITTLE)] if len(climbs) > closely else []
+        closely = CLOSELY if self.terms.problem is None else CLOSELY_POSED
+        if self._is_over is not None:
+            closely = CLOSELY_IN_TIME
+        alone = self.terms.problem is not None or self._is_over is not None
+        rounds = [(FIRST_CLIMBS, self.work // A_LITTLE)] if alone and len(climbs) > closely else []
         for most, work in [*rounds, (closely, self.work // min(closely, len(climbs)))]:
             climbs = sorted(climbs, key=lambda climb: climb.best_score)[:most]
             for climb in climbs:
                 if not self._time_is_over():
                     climb.run(work)
-        return sorted(climbs, key=lambda climb: climb.best_score)
+        return climbs
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
         """The best plain cut under its own order, if one fits; another cut's order may make it seem slow or large."""
