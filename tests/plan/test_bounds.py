@@ -13,13 +13,14 @@ from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import symmetric
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.passes.recomputation import RECOMPUTES
+from rpbench.plan.climb import Climb, Tally
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frame, Frames, posed
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.counts import plain_partitions
+from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.plan.linear import prices
 from rpbench.run.scheduled import why_not
 
@@ -129,6 +130,27 @@ def test_the_best_plain_cut_is_among_those_of_a_sketch_where_orders_follow_from_
     frames, problem = Frames(who, case), posed(who, at, case, 1)
     paces = {cut: frames.of(at, cut, 3).outcome(cut, "all").tokens_per_s for cut in plain_partitions(problem, (3, 3))}
     assert max(paces, key=paces.get) in Sketcher(who, case, 1_000_000).of(at).cuts
+
+
+def test_a_sketch_finds_a_better_pair_of_stage_numbers_than_that_of_the_best_plain_cut():
+    """Where it has to find the pair alone: with a time limit."""
+    case, who = small(num_devices=3, sequences_per_step=9, num_layers=12, microbatches=(1,)), contender("roundpipe")
+    at = space_of(who, case).first
+    sketcher, problem = Sketcher(who, case, 100_000, is_over=lambda: False), posed(who, at, case, 1)
+    cuts = [cuts for counts in promising_counts(problem)[:12] if (cuts := plain_partitions(problem, counts))]
+    alone = min((Climb(problem, each, Tally()) for each in cuts), key=lambda climb: climb.best_score)
+    alone.run(12_000_000)
+    assert sketcher.of(at).tokens_per_s > 1.01 * sketcher._pace(problem, alone.best_score)
+
+
+def test_sketches_choose_the_microbatch_size_where_directions_are_cut_apart_and_time_is_short():
+    case, who = small(num_devices=3, sequences_per_step=9, num_layers=12, microbatches=(1, 3)), contender("roundpipe")
+    space, over = space_of(who, case), lambda: False
+    found = Sketcher(who, case, 100_000, is_over=over).first_size(space.first, space)
+    other = next(changed for dimension, changed in space.changes(space.first) if dimension == "microbatch_sequences")
+    sketcher = Sketcher(who, case, 100_000, is_over=over)
+    assert found == other
+    assert sketcher.pace(other) > 1.05 * sketcher.pace(space.first)
 
 
 def test_where_times_choose_the_devices_of_stages_no_device_is_bounded_by_those_of_one_order():

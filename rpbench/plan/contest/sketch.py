@@ -157,7 +157,7 @@ class Sketcher:
         return self.pace(setting) > 0 and (self.of(setting).is_level or self.of(setting).moves)
 
     def _says_little_of_sizes(self, setting: Setting) -> bool:
-        """Whether a sketch is no guide to the microbatch size. With a time limit it is where directions are cut apart."""
+        """Whether a sketch is no guide to the microbatch size; in short time it is, where directions are cut apart."""
         return self.is_blind(setting) and not (self._is_over is not None and self.contender.entry.separate_cuts)
 
     def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
