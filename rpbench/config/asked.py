@@ -129,8 +129,9 @@ class Request:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of all microbatches of a step; 0 where unknown."""
-        return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
+        """Tokens of all microbatches of a step, over all replicas; 0 where unknown."""
+        own = sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
+        return own * (self.backend.data_parallel if self.backend else 1)
 
     @property
     def measures(self) -> bool:

@@ -90,8 +90,10 @@ def _rest(schedule: Schedule, moves: Moves) -> dict[int, Payload]:
         share = _share(moves, (Kind.STORE, "G"), visit.stage) * share_moved(rule, visit.step + 1)
         found[transfer.pieces[0]] = Payload("G", visit.stage, True, share, "d2h")
     for (_, stage), numbers in moves.rest_loads.items():
-        for number in numbers:  # DeepSpeed sends all columns, although a device uses only the late ones
-            found[number] = Payload("P", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
+        # DeepSpeed sends all columns, although a device uses only the late ones, of the weights that train, which are
+        # as large as their gradients.
+        for number in numbers:
+            found[number] = Payload("G", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
     for (stage, _), number in index.rests.items():
         found[number] = Payload("O", stage, True, rule.rest, "host")
     return found

@@ -212,6 +212,19 @@ def test_a_checkpoint_is_replaced_whole_or_not_at_all(step, tmp_path, monkeypatc
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    """Torch reports it as an exception that is no Exception, with no word of the disk."""
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.checkpoint.filesystem.FileSystem.create_stream", full)
+        with pytest.raises(CheckpointError, match=r"c: no checkpoint can be written, .*No space left on device\)"):
+            checkpoint.save(tmp_path / "c", run("1f1b", 1).state(), SUBJECT)
+    assert not list((tmp_path / "c").iterdir())
+
+
 def test_what_is_no_checkpoint_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("all of it")

@@ -48,6 +48,27 @@ def test_another_file_by_the_same_name_is_another_run(rpbench):
     assert one["loss"] != other["loss"]
 
 
+def test_a_text_is_known_by_its_bytes(rpbench, tmp_path):
+    text = ("backend=virtual", "num_steps=2", "workload=text")
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)))
+    rpbench(*text, "workload.path=a.txt", "checkpoint.save_to=c")
+    (tmp_path / "a.txt").rename(tmp_path / "moved.txt")
+    (tmp_path / "a.txt").write_bytes(bytes(range(255, -1, -1)))
+    assert rpbench(*text, "workload.path=moved.txt", "checkpoint.resume_from=c")[0] == 0
+    status, rows, err = rpbench(*text, "workload.path=a.txt", "checkpoint.resume_from=c")
+    assert (status, rows) == (2, [])
+    assert "c was saved with workload=" in err
+
+
+def test_steps_before_the_stop_count_as_read(rpbench):
+    unseen = ("backend=virtual", "workload=unseen_prose", "workload.microbatch_sequences=160", "model.seq_len=128")
+    small = ("schedule=gpipe", "model.num_layers=2", "model.hidden=8", "model.heads=2")
+    assert rpbench(*unseen, *small, "num_steps=2", "checkpoint.save_to=c")[0] == 0
+    status, rows, err = rpbench(*unseen, *small, "num_steps=3", "checkpoint.resume_from=c")
+    assert (status, rows) == (2, [])
+    assert "5 steps of 320 sequences of 128 tokens need" in err
+
+
 def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
     rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c")
     shutil.copytree(tmp_path / "c", tmp_path / "torn")

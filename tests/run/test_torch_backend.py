@@ -2,7 +2,9 @@
 
 import pytest
 
+from rpbench.config.request import load
 from rpbench.records import record
+from rpbench.run.training.torch_backend import _request
 
 RUN = ("backend=torch", "model=tiny_gpt", "num_devices=2", "num_microbatches=4")
 
@@ -24,6 +26,14 @@ def test_what_torch_cannot_do_is_refused_first(words, expected, rpbench, tmp_pat
     assert (status, rows) == (2, [])
     assert expected in err
     assert not list(tmp_path.rglob("record.json"))
+
+
+def test_a_step_has_the_tokens_of_all_replicas():
+    """Each process of a rank has microbatches of its own: 2 x 4 of 4 sequences of 16 tokens."""
+    request = load([*RUN, "schedule=1f1b", "recompute=none", "backend.data_parallel=2"])
+    asked, assembled = _request(request)
+    assert asked.num_microbatches == 8
+    assert assembled.tokens_per_step == request.tokens_per_step == 512
 
 
 def test_a_sweep_under_torchrun_is_refused(rpbench, monkeypatch):

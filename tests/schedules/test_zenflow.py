@@ -275,9 +275,10 @@ MODEL = Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=60, seq_len
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("topk", [0.0, 0.1, 0.5])
-def test_bytes_over_the_link(n, topk):
-    """2 (1 - k) bytes a parameter down a step, 2 up at every boundary that brings anything: here 4, 6, 8 and 9 of 9."""
-    sizes, parameters = model_bytes(MODEL, 14), MODEL.total_parameters
+@pytest.mark.parametrize("model", [MODEL, replace(MODEL, training_mode="lora", lora_rank=2)], ids=["full", "lora"])
+def test_bytes_over_the_link(model, n, topk):
+    """2 (1 - k) bytes a trained parameter down a step, 2 up at a boundary that brings any: 4, 6, 8 and 9 of 9."""
+    sizes, parameters = model_bytes(model, 14), model.trainable_parameters
     moved = moved_bytes(complete(Shape(n, 4, 3 * n, num_steps=9), 8, topk=topk, update_interval=2), sizes)
     down, up = (sum(device[what] for device in moved) for what in ("d2h STORE:G", "h2d LOAD:P"))
     assert down == pytest.approx(9 * 2 * (1 - topk) * parameters, rel=1e-5)

@@ -150,12 +150,21 @@ def check_target(folder: Path) -> None:
 
 
 def write(data: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool) -> None:
-    """Write tensors with torch; all processes call this, each with its own tensors, unless `alone`."""
+    """Write tensors with torch; all processes call this, each with its own tensors, unless `alone`.
+
+    CheckpointError if that fails, as on a full disk.
+    """
     from torch.distributed import checkpoint as dcp  # half a second to import, and most runs keep nothing
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is no process group
-        dcp.save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=data, no_dist=alone)
+        try:
+            dcp.save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=data, no_dist=alone)
+        except dcp.CheckpointException as error:  # which is no Exception, and names no cause
+            why: BaseException = next(iter(error.failures.values()))[0]
+            while why.__context__ is not None:  # a zip file that cannot be ended hides that the disk is full
+                why = why.__context__
+            raise CheckpointError(f"{data.parent}: no checkpoint can be written, make room there ({why})") from error
 
 
 def commit(

@@ -329,7 +329,8 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     return replace(workload, data=data, lengths=request.workload.by_microbatch)
 
 
-def _data(request: Request, assembled: Assembled) -> Data:
+def _data(request: Request, assembled: Assembled, done: int = 0) -> Data:
+    """The source of microbatches; ValueError if held-out text leaves too few for these steps and those `done`."""
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # as checked
@@ -347,7 +348,7 @@ def _data(request: Request, assembled: Assembled) -> Data:
             num_microbatches=window if request.schedule.file is not None else request.num_microbatches,
             seed=request.seed,
             held_out=workload.held_out,
-            num_steps=request.num_steps if workload.held_out else None,
+            num_steps=done + request.num_steps if workload.held_out else None,
         )
 
 
@@ -363,6 +364,7 @@ def _start(request: Request, assembled: Assembled) -> State | None:
 def _check_checkpoint(request: Request, assembled: Assembled) -> None:
     if (found := found_checkpoint(request, _subject(request, assembled))) is not None:
         check_holds(found, request, _workload(request, assembled, device="meta"))
+        _data(request, assembled, found.num_steps)
     if request.checkpoint.save_to is None:
         return
     policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps

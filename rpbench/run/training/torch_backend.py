@@ -44,6 +44,8 @@ def _prepare(request: Request) -> Work:
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
     """What the ranks are asked for: a table of one step, which runs `num_steps` times."""
     assembled, backend = assembled_of(replace(request, num_steps=1)), backend_of(request)
+    own = assembled.tokens_per_microbatch  # of a process; all processes of a rank have such microbatches of their own
+    assembled = replace(assembled, tokens_per_microbatch=own and own * backend.data_parallel)
     if assembled.model is None:
         raise ConfigError(
             "backend=torch trains tensors, which model=abstract does not have; take one with a shape, such as "

@@ -33,11 +33,17 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
-    """What must be equal to resume from a checkpoint; `num_microbatches` are those of one optimizer step."""
+    """What must be equal to resume from a checkpoint; `num_microbatches` are those of one optimizer step.
+
+    A text is known by its bytes: its file may move, and another may take its place.
+    """
+    digests, workload = request.subject["sha256"], dict(request.subject["workload"])
+    workload.pop("path", None)
+    texts = {f"{key}.sha256": digests[key] for key in ("workload.path", "workload.text") if key in digests}
     return {
         "model": request.subject["model"],
         "dtype": request.dtype,
-        "workload": request.subject["workload"],
+        "workload": workload | texts,
         "num_microbatches": num_microbatches,
         "seed": request.seed,
         "optimizer": {"name": request.optimizer.name, "momentum": request.optimizer.momentum},
