@@ -178,6 +178,13 @@ def test_a_list_has_a_line_each(what, name, capsys):
     assert all(len(says) < 400 for says in rows.values())
 
 
+def test_a_list_says_what_an_experiment_asks_in_whole_sentences(capsys):
+    assert dispatch(("list", "experiments")) == 0
+    rows = {row["name"]: row["says"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["causal"].startswith("RoundPipe as in figure 17")  # not the command, which its name says
+    assert all(says.endswith(".") for says in rows.values())
+
+
 @pytest.mark.parametrize("words, expected", [((), "what"), (("modles",), "modles"), (("models", "--jsn"), "--jsn")])
 def test_a_wrong_list_is_answered(words, expected, capsys):
     assert dispatch(("list", *words)) == 2
