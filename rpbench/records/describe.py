@@ -62,7 +62,9 @@ def left_out(row: Record) -> str:
     entry = registry.entries().get(row.get("generator", ""))
     streams = asked.get("offload") == "none" and entry is not None and entry.separate_cuts
     parts = ["transfers of weights and gradients"] if streams else []
-    return f"{' and '.join([*parts, 'the optimizer'])} (charge=bytes{' offload=all' if streams else ''} charges it)"
+    machine = "" if asked.get("cluster", {}).get("memory_bytes_per_s") else "cluster=NAME "
+    words = f"{machine}charge=bytes{' offload=all' if streams else ''}"
+    return f"{' and '.join([*parts, 'the optimizer'])} (charged with {words})"
 
 
 def _way_to_seconds(row: Record) -> str:

@@ -60,7 +60,8 @@ def test_the_schedule_that_new_writes_is_drawn_in_it(capsys, tmp_path, monkeypat
     capsys.readouterr()
     assert dispatch(("show", "schedule=deeper", "num_devices=3", "num_microbatches=4")) == 0
     rows = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
-    drawn = [line.split(maxsplit=2)[2] for line in (tmp_path / "own" / "schedule" / "deeper.py").read_text().splitlines()[5:8]]
+    text = (tmp_path / "own" / "schedule" / "deeper.py").read_text()
+    drawn = [line.split(maxsplit=2)[2] for line in text.splitlines()[5:8]]
     assert rows == drawn
 
 
@@ -408,7 +409,9 @@ def test_everything_is_charged_where_it_is_known(words, expected):
 
 def test_the_line_about_a_run_says_what_is_left_out(rpbench):
     words = ("model=tiny_gpt", "cost=constant", *SMALL, "model.num_layers=4")
-    assert "left out: the optimizer" in rpbench("schedule=1f1b", *words)[2]
+    assert "left out: the optimizer (charged with cluster=NAME charge=bytes)" in rpbench("schedule=1f1b", *words)[2]
+    assert "left out" in rpbench("schedule=1f1b", *words, "cluster=8x_rtx4090", "charge=hops")[2]
+    assert "left out" not in rpbench("schedule=1f1b", *words, "cluster=8x_rtx4090", "charge=bytes")[2]
     assert "left out: transfers of weights and gradients" in rpbench("schedule=roundpipe", *words, "partition=even")[2]
     charged = ["schedule=zero_offload", words[0], *words[2:], "cost=analytic", "charge=bytes", "cluster=8x_rtx4090"]
     assert "left out: the host's update after the last backward" in rpbench(*charged)[2]
