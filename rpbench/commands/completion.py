@@ -28,7 +28,6 @@ def listed(what: str) -> Iterator[dict[str, str]]:
         for name, entry in registry.offered().items():
             found = registry.sources(entry)
             yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
-        return
     for path in files_of(LISTS[what]):
         own = {} if path.is_relative_to(CONF) else {"path": str(path)}
         yield {"name": path.stem, "says": first_comment(path)} | own

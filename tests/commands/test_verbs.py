@@ -160,6 +160,7 @@ def test_slots_that_nobody_chose_are_said_to_be_such(words, is_told):
     "what, name",
     [
         ("schedules", "1f1b"),
+        ("schedules", "roundpipe_async"),  # options of a schedule under a name
         ("models", "llama31_8b"),
         ("clusters", "8x_a800"),
         ("experiments", "figure10"),
