@@ -15,7 +15,7 @@ from analysis.site.fences import DECLARED
 from analysis.site.schedule_answer import as_typed
 from rpbench.commands.show import draw_schedule
 from rpbench.commands.usages import usages
-from rpbench.config.configuration import CONF
+from rpbench.config.configuration import CONF, options_of
 from rpbench.config.request import load
 from rpbench.drawing.timeline_figure import FONT_PT
 from rpbench.registry import Entry, entry, offered
@@ -103,7 +103,7 @@ def filled(text: str) -> str:
 
 
 def _verbs_table() -> str:
-    rows = [(f"`{name}`", verb["says"], f"`{verb['takes']}`".replace("|", "\\|")) for name, verb in usages().items()]
+    rows = [(f"`{name}`", verb["says"], f"`{verb['takes']}`") for name, verb in usages().items()]
     return markdown("verb | what it does | its words", rows).rstrip()
 
 
@@ -116,8 +116,7 @@ def _settings() -> str:
 
 
 def _options(group: str) -> str:
-    names = list(offered()) if group == "schedule" else sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(f"`{name}`" for name in options_of(group))
 
 
 def _modules() -> str:
