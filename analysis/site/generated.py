@@ -119,13 +119,15 @@ def _options(group: str) -> str:
     return ", ".join(f"`{name}`" for name in options_of(group))
 
 
+def _in_a_cell(text: str) -> str:
+    """The text with the marks that a table would take for its own escaped, outside of code."""
+    return re.sub(r"(`[^`]*`)|[|\[\]<]", lambda found: found[1] or f"\\{found[0]}", text)
+
+
 def _modules() -> str:
     parts = []
     for package in PACKAGES:
-        rows = (
-            (f"`{path.relative_to(ROOT)}`", re.sub(r"[|\[\]<]", r"\\\g<0>", says))
-            for path, says in _said(ROOT / package)
-        )
+        rows = ((f"`{path.relative_to(ROOT)}`", _in_a_cell(says)) for path, says in _said(ROOT / package))
         parts.append(f"## {package}\n\n{markdown('file | what it holds', rows)}".rstrip())
     return "\n\n".join(parts)
 

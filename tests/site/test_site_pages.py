@@ -86,6 +86,7 @@ def test_generated_parts_name_what_the_program_has(monkeypatch):
     assert "`8x_rtx4090`" in pages["settings"]
     assert "`roundpipe_async`" in pages["settings"]
     assert "| `rpbench/ir/schedule.py` | Shape and Schedule" in pages["code"]
+    assert "`0F0 >0B0< 0B1`" in pages["code"]
 
 
 @pytest.fixture(scope="module")
