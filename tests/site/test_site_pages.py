@@ -89,6 +89,13 @@ def test_generated_parts_name_what_the_program_has(monkeypatch):
     assert "`0F0 >0B0< 0B1`" in pages["code"]
 
 
+@pytest.mark.parametrize("top", ["rpbench", "analysis"])
+def test_every_folder_of_code_is_on_the_map(top):
+    maps = [ROOT / "CONTRIBUTING.md", *([ROOT / "README.md"] if top == "rpbench" else [])]
+    for folder in (path for path in (ROOT / top).iterdir() if next(path.glob("*.py"), None) and not path.is_symlink()):
+        assert [each.name for each in maps if f"{top}/{folder.name}/" not in each.read_text(encoding="utf-8")] == []
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The site. --strict: a link, a heading or a page that is not there ends it."""
