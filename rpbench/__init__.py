@@ -1,3 +1,1 @@
 """rpbench: which pipeline schedule trains a model fastest on given devices, and how do we know?"""
-
-__version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""requirements.lock: one version of everything set-up installs but torch, every file with its hash."""
+"""requirements.lock: one version of everything set-up installs but torch, every file with its hash; our own version."""
 
 import re
 import tomllib
@@ -26,6 +26,13 @@ def test_every_entry_is_one_version_with_its_hashes_and_no_place() -> None:
     assert "://" not in TEXT
     assert "--index-url" not in TEXT
     assert "--find-links" not in TEXT
+
+
+def test_the_package_has_the_version_of_the_changelog() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    released = re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert released
+    assert declared == released[1]
 
 
 def test_torch_is_left_to_the_machine() -> None:

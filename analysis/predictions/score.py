@@ -1,4 +1,4 @@
-"""Bars for the errors of the predictions of the 4090 figures, and whether they hold."""
+"""Targets for the errors of the predictions of the 4090 figures, and whether they hold."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from analysis.records.published import DENSE, EXPERTS, OUR_MODELS, PUBLISHED_MOD
 from rpbench.predict import SYSTEMS
 
 GATED = ("megatron-pp", "megatron-tp", "zero-2", "zero-infinity", "fsdp")
-BASELINES = (*GATED, "mobius")  # Mobius' settings are not public: it counts for the headline bar only
+BASELINES = (*GATED, "mobius")  # Mobius' settings are not public: it counts for the headline target only
 CLEAR = 1.2  # the order of pairs with a larger ratio counts
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A bar, what was measured against it, and whether it holds."""
+class Target:
+    """A target, what was measured against it, and whether it holds."""
 
     name: str
     measured: str
     held: bool
 
 
-def bars() -> list[Bar]:
-    return [make() for make in _BARS]
+def targets() -> list[Target]:
+    return [make() for make in _TARGETS]
 
 
 def committed(table: str) -> dict[Cell, Row]:
@@ -53,24 +53,24 @@ def errors(table: str, systems: Iterable[str], models: Iterable[str] = tuple(PUB
     return {cell: ours / known - 1 for cell, (ours, known) in _both(table, systems, models).items()}
 
 
-def _within(name: str, found: dict[Cell, float], limit: float) -> Bar:
+def _within(name: str, found: dict[Cell, float], limit: float) -> Target:
     text = ", ".join(f"{cell.model} {off:+.1%}" for cell, off in found.items())
-    return Bar(f"{name} within {limit:.0%}", text, all(abs(off) <= limit for off in found.values()))
+    return Target(f"{name} within {limit:.0%}", text, all(abs(off) <= limit for off in found.values()))
 
 
-def _median_within(name: str, found: dict[Cell, float], limit: float) -> Bar:
+def _median_within(name: str, found: dict[Cell, float], limit: float) -> Target:
     middle = median(map(abs, found.values()))
-    return Bar(f"{name}, median within {limit:.0%}", f"{middle:.1%} of {len(found)} cells", middle <= limit)
+    return Target(f"{name}, median within {limit:.0%}", f"{middle:.1%} of {len(found)} cells", middle <= limit)
 
 
-def _each_baseline() -> Bar:
+def _each_baseline() -> Target:
     worst, off = max(errors("throughput", GATED).items(), key=lambda item: abs(item[1]))
-    return Bar(
+    return Target(
         "running baselines, each within 15%", f"largest {worst.system} {worst.model} {off:+.1%}", abs(off) <= 0.15
     )
 
 
-def _order() -> Bar:
+def _order() -> Target:
     agree: dict[bool, list[bool]] = {True: [], False: []}  # of pairs that are clearly apart, and of closer ones
     wrong = []
     for model in PUBLISHED_MODELS:
@@ -83,33 +83,33 @@ def _order() -> Bar:
                 wrong.append(f"{a.system}/{b.system} on {model}")
     counts = [f"{sum(each)} of {len(each)}" for each in agree.values()]
     text = f"{counts[0]}, and {counts[1]} closer pairs" + "".join(f"; wrong: {pair}" for pair in wrong)
-    return Bar(f"order of every pair in a column that differs by more than {CLEAR}x", text, all(agree[True]))
+    return Target(f"order of every pair in a column that differs by more than {CLEAR}x", text, all(agree[True]))
 
 
-def _verdicts() -> Bar:
+def _verdicts() -> Target:
     rows = committed("throughput")
     wrong = [cell for cell, row in rows.items() if compare.published_value(cell)[0] != row["status"]]
     margins = [(abs(float(row["memory_margin"])), cell) for cell, row in rows.items() if row["memory_margin"]]
     least, where = min(margins, key=lambda item: (item[0], item[1].system, item[1].model))
     text = f"{len(rows) - len(wrong)} of {len(rows)}; least margin {least:.1%} ({where.system} {where.model})"
     text += "".join(f"; wrong: {cell.system} {cell.model}" for cell in wrong)
-    return Bar("every verdict (runs, OOM, N/A)", text, not wrong)
+    return Target("every verdict (runs, OOM, N/A)", text, not wrong)
 
 
 _MEASURED_LENGTHS = tuple(system for system in SYSTEMS if system not in ("mobius", "roundpipe-sync"))
 
 
-def _length_share() -> Bar:
+def _length_share() -> Target:
     both = _both("max_seq_len", _MEASURED_LENGTHS, PUBLISHED_MODELS)
     far = {cell: ours / known - 1 for cell, (ours, known) in both.items() if abs(ours - known) > 1}
     far = {cell: off for cell, off in far.items() if abs(off) > 0.2}
     near = len(both) - len(far)
     words = ", ".join(f"{cell.system} {cell.model} {off:+.0%}" for cell, off in far.items())
     text = f"{near} of {len(both)}" + (f"; not {words}" if far else "")
-    return Bar("longest sequence, 85% within 20% or one step", text, near / len(both) >= 0.85)
+    return Target("longest sequence, 85% within 20% or one step", text, near / len(both) >= 0.85)
 
 
-def _headline() -> Bar:
+def _headline() -> Target:
     """RoundPipe over the best other system of each model."""
     pairs: list[tuple[str, float, float]] = []
     for model in PUBLISHED_MODELS:
@@ -121,7 +121,7 @@ def _headline() -> Bar:
     offs = [ours / known - 1 for _, ours, known in pairs]
     shown = zip(pairs, offs, strict=True)
     text = ", ".join(f"{model} {ours:.2f} for {known:.2f} ({off:+.0%})" for (model, ours, known), off in shown)
-    return Bar("headline speed-ups within 10%", text, all(abs(off) <= 0.1 for off in offs))
+    return Target("headline speed-ups within 10%", text, all(abs(off) <= 0.1 for off in offs))
 
 
 def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
@@ -146,7 +146,7 @@ def held_out_coverage(axis: str = "") -> tuple[int, int]:
     return inside, len(held_rows)
 
 
-_BARS: tuple[Callable[[], Bar], ...] = (
+_TARGETS: tuple[Callable[[], Target], ...] = (
     lambda: _within(
         "RoundPipe, dense, no throughput constant fitted", errors("throughput", ["roundpipe"], DENSE), 0.05
     ),
@@ -166,11 +166,11 @@ _BARS: tuple[Callable[[], Bar], ...] = (
     _length_share,
     _headline,
 )
-NUM_BARS = len(_BARS)
+NUM_TARGETS = len(_TARGETS)
 
 
 def text() -> str:
-    lines = [f"{'held' if bar.held else 'MISSED':7s} {bar.name}\n        {bar.measured}" for bar in bars()]
+    lines = [f"{'held' if each.held else 'MISSED':7s} {each.name}\n        {each.measured}" for each in targets()]
     lines += ["", "system           cells  signed mean error  published value inside the interval"]
     summary = bias_and_coverage()
     lines += [f"{name:16s} {num:5d}  {bias:+17.1%}  {inside}" for name, (num, bias, inside) in summary.items()]

@@ -15,7 +15,7 @@ from analysis.site.fences import DECLARED
 from analysis.site.schedule_answer import as_typed
 from rpbench.commands.show import draw_schedule
 from rpbench.commands.usages import usages
-from rpbench.config.configuration import CONF
+from rpbench.config.configuration import CONF, options_of
 from rpbench.config.request import load
 from rpbench.drawing.timeline_figure import FONT_PT
 from rpbench.registry import Entry, entry, offered
@@ -103,7 +103,7 @@ def filled(text: str) -> str:
 
 
 def _verbs_table() -> str:
-    rows = [(f"`{name}`", verb["says"], f"`{verb['takes']}`".replace("|", "\\|")) for name, verb in usages().items()]
+    rows = [(f"`{name}`", verb["says"], f"`{verb['takes']}`") for name, verb in usages().items()]
     return markdown("verb | what it does | its words", rows).rstrip()
 
 
@@ -116,17 +116,18 @@ def _settings() -> str:
 
 
 def _options(group: str) -> str:
-    names = list(offered()) if group == "schedule" else sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(f"`{name}`" for name in options_of(group))
+
+
+def _in_a_cell(text: str) -> str:
+    """The text with the marks that a table would take for its own escaped, outside of code."""
+    return re.sub(r"(`[^`]*`)|[|\[\]<]", lambda found: found[1] or f"\\{found[0]}", text)
 
 
 def _modules() -> str:
     parts = []
     for package in PACKAGES:
-        rows = (
-            (f"`{path.relative_to(ROOT)}`", re.sub(r"[|\[\]<]", r"\\\g<0>", says))
-            for path, says in _said(ROOT / package)
-        )
+        rows = ((f"`{path.relative_to(ROOT)}`", _in_a_cell(says)) for path, says in _said(ROOT / package))
         parts.append(f"## {package}\n\n{markdown('file | what it holds', rows)}".rstrip())
     return "\n\n".join(parts)
 

@@ -28,18 +28,23 @@ def listed(what: str) -> Iterator[dict[str, str]]:
         for name, entry in registry.offered().items():
             found = registry.sources(entry)
             yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
-        return
     for path in files_of(LISTS[what]):
         own = {} if path.is_relative_to(CONF) else {"path": str(path)}
         yield {"name": path.stem, "says": first_comment(path)} | own
 
 
 def first_comment(path: Path) -> str:
-    """The first line of comment in a file that is neither empty nor a directive, without its mark."""
+    """The first comment in a file that is neither a directive nor a command, to the line in which a sentence ends."""
+    said: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and line.strip("# ") and not line.strip("# ").startswith("@"):
-            return line.strip("# ")
-    return ""
+        text = line.strip("# ") if line.startswith("#") else ""
+        if said and not text:
+            break
+        if text and not text.startswith(("@", "python -m ")):
+            said.append(text)
+            if text.endswith("."):
+                break
+    return " ".join(said)
 
 
 # Where each shell reads the script, and how.

@@ -14,6 +14,7 @@ from rpbench.config.keys import CLUSTER, GPU, MODEL
 from rpbench.places import FILE, FLAG, VARIABLE, home
 from rpbench.records.record import check_writable, write_atomically
 
+FOLDER = "own"  # beside an `rpbench.yaml` that names it: all YAML of a place is checked, and here may lie a clone
 MOST_LETTERS = 100
 NO_TEXTS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # to YAML or on a command line
 
@@ -36,14 +37,15 @@ def new(arguments: Sequence[str]) -> dict[str, str]:
         )
     kind, name = arguments
     _check_name(kind, name)
-    folder = home() or Path.cwd()
+    named = home()
+    folder = named or Path.cwd() / FOLDER
     path = folder / kind / f"{name}.{'py' if kind == 'schedule' else 'yaml'}"
     if path.exists():
         raise ConfigError(f"name={name}: {path} is there; take another name, or move it away")
     check_writable(folder, "folder")
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text_of(kind, name))
-    if home() is None:
+    if named is None:
         _name_folder(Path.cwd() / FILE)
     command = _RUNS[kind].format(name=name)
     print(f"rpbench: written: {path}\nrpbench: run it: {command}", file=sys.stderr)
@@ -76,12 +78,12 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _name_folder(path: Path) -> None:
-    """Write an `rpbench.yaml` that names this folder as one with files of the user's own."""
+    """Write an `rpbench.yaml` that names the folder of the user's own files."""
     if path.exists():
-        raise ConfigError(f"{path} names no folder, so that nothing here is found: add path: [.] to it")
+        raise ConfigError(f"{path} names no folder, so that nothing here is found: add path: [{FOLDER}] to it")
     lines = (
         "# Folders with model/, cluster/, experiment/ and schedule/ of your own, relative to this file. They are found",
         f"# where rpbench runs beside it; {VARIABLE} and {FLAG} name others, which come first.",
-        "path: [.]",
+        f"path: [{FOLDER}]",
     )
     write_atomically(path, "\n".join(lines) + "\n")

@@ -62,7 +62,9 @@ def left_out(row: Record) -> str:
     entry = registry.entries().get(row.get("generator", ""))
     streams = asked.get("offload") == "none" and entry is not None and entry.separate_cuts
     parts = ["transfers of weights and gradients"] if streams else []
-    return f"{' and '.join([*parts, 'the optimizer'])} (charge=bytes{' offload=all' if streams else ''} charges it)"
+    machine = "" if asked.get("cluster", {}).get("memory_bytes_per_s") else "cluster=NAME "
+    words = f"{machine}charge=bytes{' offload=all' if streams else ''}"
+    return f"{' and '.join([*parts, 'the optimizer'])} (charged with {words})"
 
 
 def _way_to_seconds(row: Record) -> str:
@@ -123,12 +125,12 @@ def _over_ours(row: Record) -> str:
 def _went_on(row: Record) -> str:
     if "weight_max_abs_diff" in row:
         return (
-            f": {row['num_failures']} killed, {row['lost_steps']} steps done again, weights within "
+            f": killed {row['num_failures']}, steps done again {row['lost_steps']}, weights within "
             f"{row['weight_max_abs_diff']:g} of training without failures"
         )
     return (
-        f": {row['num_failures']} failures, {row['lost_steps']} steps and {row['lost_microbatches']} microbatches "
-        f"done again, goodput {row['goodput']:.1%} of the pace without failures"
+        f": failures {row['num_failures']}, steps done again {row['lost_steps']}, microbatches "
+        f"{row['lost_microbatches']}, goodput {row['goodput']:.1%} of the pace without failures"
     )
 
 

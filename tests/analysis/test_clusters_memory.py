@@ -68,13 +68,13 @@ def test_the_page_says_what_the_table_says():
     )
 
 
-def test_medians_are_those_of_the_rows_and_bars_are_kept_or_reported():
+def test_medians_are_those_of_the_rows_and_targets_are_met_or_reported():
     for part, line in zip(PARTS, table_text(read("clusters_memory")).splitlines()[2:], strict=True):
         rows = [row for row in read("clusters_memory") if row["part"] == part.name and row["memory_bytes"]]
         errors = [abs(float(row["predicted_bytes"]) / float(row["memory_bytes"]) - 1) for row in rows]
         held_out = float(line.split(" | ")[3].removesuffix(" %")) / 100
         assert held_out == pytest.approx(median(errors), abs=1e-3)
-        assert part.bar is None or median(errors) <= part.bar
+        assert part.target is None or median(errors) <= part.target
 
 
 def test_no_run_of_the_bloom_search_that_fits_is_called_out_of_memory():

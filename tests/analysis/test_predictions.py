@@ -1,4 +1,4 @@
-"""The committed predictions: what the code computes, refits, bars."""
+"""The committed predictions: what the code computes, refits, targets."""
 
 import csv
 from math import prod
@@ -123,7 +123,7 @@ def test_bars_are_measured_on_the_committed_tables(monkeypatch):
     cell = Cell("throughput", "roundpipe", "qwen3_1p7b")
     off = score.errors("throughput", ["roundpipe"])[cell]
     assert off == pytest.approx(compare.error(cell), abs=1e-6)
-    assert f"qwen3_1p7b {off:+.1%}" in score.bars()[0].measured
+    assert f"qwen3_1p7b {off:+.1%}" in score.targets()[0].measured
     rows = tables.read("throughput")
     for row in rows:
         if (row["system"], row["platform"], row["model"]) == ("roundpipe", "8x-rtx4090-24gb", "qwen3-1.7b"):
@@ -136,7 +136,7 @@ def test_bars_are_measured_on_the_committed_tables(monkeypatch):
 
 
 def test_every_published_verdict_is_predicted():
-    verdicts = next(bar for bar in score.bars() if "verdict" in bar.name)
+    verdicts = next(target for target in score.targets() if "verdict" in target.name)
     assert verdicts.held
     assert verdicts.measured.startswith("40 of 40")
 

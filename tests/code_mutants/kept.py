@@ -99,8 +99,8 @@ def page(found: list[Row], seed: int, date: str) -> str:
 def _told(row: Row) -> str:
     old, new = (" ".join(each.split()).replace("`", "'") for each in (row.old, row.new))
     short = [each if len(each) <= 100 else f"{each[:97]}..." for each in (old, new)]
-    place = f"{row.file.removeprefix('rpbench/')}:{row.line}"
-    return f"- `{place}`, {row.kind}: `{short[0]}` → `{short[1]}`. {row.why}"
+    place = ", ".join(f"`{each}`" for each in (row.file.removeprefix("rpbench/"), row.function) if each)  # lines move
+    return f"- {place}, {row.kind}: `{short[0]}` → `{short[1]}`. {row.why}"
 
 
 # --- what is kept, in the tree as it is --------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_new_writes_a_file_that_runs_at_once(kind, rpbench, tmp_path):
     status, (said,), err = rpbench("new", kind, "my_own")
     assert status == 0
     assert said["command"] in err
-    assert "path: [.]" in (tmp_path / "rpbench.yaml").read_text()
+    assert "path: [own]" in (tmp_path / "rpbench.yaml").read_text()
     words = {"model": (), "cluster": ("model=tiny_gpt",), "gpu": ("model=tiny_gpt",), "schedule": ("num_devices=3",)}
     chosen = "cluster=4x_my_own" if kind == "gpu" else f"{kind}=my_own"
     status, (row,), _ = rpbench(chosen, *words[kind], "num_microbatches=4")
@@ -46,13 +46,22 @@ def test_new_writes_a_file_that_runs_at_once(kind, rpbench, tmp_path):
     assert rpbench("new", kind, "my_own")[0] == 2  # nothing is written over
 
 
+def test_what_new_writes_in_a_clone_leaves_the_clones_own_files_out(rpbench, tmp_path):
+    """The folder of a clone was the place, and every later run there was refused for `conf/config.yaml`."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("hydra:\n  run:\n    dir: .\n")
+    assert rpbench("new", "schedule", "deeper")[0] == 0
+    assert rpbench("schedule=deeper", *SMALL)[0] == 0
+
+
 def test_the_schedule_that_new_writes_is_drawn_in_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dispatch(("new", "schedule", "deeper"))
     capsys.readouterr()
     assert dispatch(("show", "schedule=deeper", "num_devices=3", "num_microbatches=4")) == 0
     rows = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
-    drawn = [line.split(maxsplit=2)[2] for line in (tmp_path / "schedule" / "deeper.py").read_text().splitlines()[5:8]]
+    text = (tmp_path / "own" / "schedule" / "deeper.py").read_text()
+    drawn = [line.split(maxsplit=2)[2] for line in text.splitlines()[5:8]]
     assert rows == drawn
 
 
@@ -84,7 +93,7 @@ def test_new_takes_no_name_that_is_taken(name, group, rpbench):
 def test_new_takes_no_name_that_is_no_text(name, rpbench, tmp_path):
     """`model=null` chooses nothing, and `name: yes` in a file is true: the command that `new` prints was refused."""
     status, _, err = rpbench("new", "model", name)
-    assert (status, list(tmp_path.glob("model/*"))) == (2, [])
+    assert (status, list(tmp_path.rglob("model/*"))) == (2, [])
     assert f"name '{name}': a YAML file or a command line takes it for no text; take another, my_{name}" in err
 
 
@@ -99,7 +108,7 @@ def test_new_takes_no_name_that_is_no_text(name, rpbench, tmp_path):
 )
 def test_a_device_of_ones_own_that_cannot_be_is_refused(old, new, rule, rpbench, tmp_path):
     assert rpbench("new", "gpu", "my_own")[0] == 0
-    path = tmp_path / "gpu" / "my_own.yaml"
+    path = tmp_path / "own" / "gpu" / "my_own.yaml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
     status, _, err = rpbench("advise", "model=tiny_gpt", "gpu=my_own", "num_devices=2")
@@ -400,7 +409,9 @@ def test_everything_is_charged_where_it_is_known(words, expected):
 
 def test_the_line_about_a_run_says_what_is_left_out(rpbench):
     words = ("model=tiny_gpt", "cost=constant", *SMALL, "model.num_layers=4")
-    assert "left out: the optimizer" in rpbench("schedule=1f1b", *words)[2]
+    assert "left out: the optimizer (charged with cluster=NAME charge=bytes)" in rpbench("schedule=1f1b", *words)[2]
+    assert "left out" in rpbench("schedule=1f1b", *words, "cluster=8x_rtx4090", "charge=hops")[2]
+    assert "left out" not in rpbench("schedule=1f1b", *words, "cluster=8x_rtx4090", "charge=bytes")[2]
     assert "left out: transfers of weights and gradients" in rpbench("schedule=roundpipe", *words, "partition=even")[2]
     charged = ["schedule=zero_offload", words[0], *words[2:], "cost=analytic", "charge=bytes", "cluster=8x_rtx4090"]
     assert "left out: the host's update after the last backward" in rpbench(*charged)[2]

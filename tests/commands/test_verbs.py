@@ -160,6 +160,7 @@ def test_slots_that_nobody_chose_are_said_to_be_such(words, is_told):
     "what, name",
     [
         ("schedules", "1f1b"),
+        ("schedules", "roundpipe_async"),  # options of a schedule under a name
         ("models", "llama31_8b"),
         ("clusters", "8x_a800"),
         ("experiments", "figure10"),
@@ -176,6 +177,13 @@ def test_a_list_has_a_line_each(what, name, capsys):
     rows = {row["name"]: row["says"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows[name]
     assert all(len(says) < 400 for says in rows.values())
+
+
+def test_a_list_says_what_an_experiment_asks_in_whole_sentences(capsys):
+    assert dispatch(("list", "experiments")) == 0
+    rows = {row["name"]: row["says"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["causal"].startswith("RoundPipe as in figure 17")  # not the command, which its name says
+    assert all(says.endswith(".") for says in rows.values())
 
 
 @pytest.mark.parametrize("words, expected", [((), "what"), (("modles",), "modles"), (("models", "--jsn"), "--jsn")])

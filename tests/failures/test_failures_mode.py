@@ -18,7 +18,7 @@ def test_checkpoint(rpbench):
     assert (failure["detect_s"], failure["restart_s"], failure["recompute_s"]) == (15.0, 30.0, 2 * STEP + 4)
     assert row["num_steps_done"] == 10 + int((HORIZON - 445) // STEP)
     assert row["goodput"] == pytest.approx(row["num_steps_done"] * STEP / HORIZON)
-    assert "1 failures, 2 steps and 20 microbatches done again" in err
+    assert "failures 1, steps done again 2, microbatches 20, goodput" in err
 
 
 def test_sums_of_seconds_lose_no_step_and_begin_no_microbatch(rpbench):

@@ -11,7 +11,7 @@ from analysis.claims.claim import Claim, Need, Record, bubble_percent, lead_of_l
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
 from analysis.claims.paper.tuning import competing
-from analysis.predictions.score import NUM_BARS, bars
+from analysis.predictions.score import NUM_TARGETS, targets
 from analysis.records.published import PUBLISHED_MODELS, printed
 from analysis.records.runs import ONE_ROUND, grouped
 
@@ -44,9 +44,9 @@ def claims() -> Iterator[Claim]:
                 needs=needs,
                 experiment=experiment,
             )
-    for number in range(NUM_BARS):
-        yield stated("ours/predictions/bar_{number}", partial(_said, number), number=number + 1)
-    yield stated("ours/predictions/held", lambda: sum(bar.held for bar in _found_bars()), bars=NUM_BARS)
+    for number in range(NUM_TARGETS):
+        yield stated("ours/predictions/target_{number}", partial(_said, number), number=number + 1)
+    yield stated("ours/predictions/held", lambda: sum(target.held for target in _found_targets()), targets=NUM_TARGETS)
 
 
 def _ends(
@@ -170,9 +170,9 @@ _PACES = {
 }
 
 
-_found_bars = cache(bars)
+_found_targets = cache(targets)
 
 
 def _said(number: int) -> str:
-    bar = _found_bars()[number]
-    return f"{bar.name}: {'holds' if bar.held else 'missed'}, {bar.measured}"
+    target = _found_targets()[number]
+    return f"{target.name}: {'holds' if target.held else 'missed'}, {target.measured}"

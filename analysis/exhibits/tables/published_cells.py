@@ -31,10 +31,10 @@ def blind_round(_: Experiments) -> Shown:
 
 
 exhibit_of(
-    "prediction_bars",
-    lambda _: [bar.__dict__ | {"verdict": "held" if bar.held else "missed"} for bar in score.bars()],
-    held=lambda bars: sum(bar["held"] for bar in bars),
-    bars=len,
+    "prediction_targets",
+    lambda _: [target.__dict__ | {"verdict": "held" if target.held else "missed"} for target in score.targets()],
+    held=lambda targets: sum(target["held"] for target in targets),
+    targets=len,
 )
 
 

@@ -109,8 +109,8 @@ def table_text(found: Sequence[dict[str, str]]) -> str:
         held = out or fitted
         order = f"{100 * int(held['pairs_right']) / int(held['pairs']):.0f} %" if int(held["pairs"]) >= 5 else "-"
         cells = [name, fitted["rows"], _errors(plain), _errors(fitted), _errors(out) if out else "-"]
-        rows.append([*cells, TABLES["bars"].get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"])
-    heads = "set | rows | constant utilisation | ours, in sample | held out | bar | order | inside"
+        rows.append([*cells, TABLES["targets"].get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"])
+    heads = "set | rows | constant utilisation | ours, in sample | held out | target | order | inside"
     return tables.markdown(heads, rows)
 
 

@@ -91,7 +91,7 @@ class Part:
     set: str  # the file of the rows
     traits: tuple[str, ...]  # fitted on them, if any
     axes: tuple[Axis, ...]  # groupings; every group is left out once
-    bar: float | None = None  # largest median of the absolute error of withheld rows
+    target: float | None = None  # largest median of the absolute error of withheld rows
     experts: bool | None = None  # only models with experts, or only those without; None for both
 
     def cases(self) -> list[Case]:
@@ -137,7 +137,7 @@ def table_text(table: Sequence[Mapping[str, str]]) -> str:
 
     The table has a given row once for each axis.
     """
-    heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM"
+    heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | target | false OOM"
     found = ((part, [row for row in table if row["part"] == part.name]) for part in PARTS)
     return tables.markdown(heads, (_cells(part, own) for part, own in found))
 
@@ -155,6 +155,6 @@ def _cells(part: Part, table: Sequence[Mapping[str, str]]) -> list[str]:
         part.name,
         f"{len({row['id'] for row in printed})} ({len(names)})",
         *(f"{100 * value:.1f} %" for value in (median(fitted), median(errors), median(each), p90)),
-        f"{100 * part.bar:.3g} %" if part.bar else "-",
+        f"{100 * part.target:.3g} %" if part.target else "-",
         f"{len(called - dead)}" + (f"; {len(called & dead)} of {len(dead)} found" if dead else ""),
     ]
