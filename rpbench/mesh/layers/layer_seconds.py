@@ -55,10 +55,10 @@ def alignment(size: int) -> float:
 
 
 def efficiency(
-    m: int, n: int, k: int, units: int, narrow: float, shallow: float, rows: tuple[int, int] | None = None
+    m: int, n: int, k: int, units: int, narrow: float, shallow: float, rows: tuple[int, ...] = ()
 ) -> float:
     """Fraction of the rate of large aligned products of m x k and k x n values; `rows`: sizes that lie in a row in
-    memory, which alone have to be aligned. None: n and k, those of a map's outputs and inputs for m tokens.
+    memory, which alone have to be aligned. Empty: n and k, those of a map's outputs and inputs for m tokens.
     """
     thin, aligned = min(m, n), min(map(alignment, rows or (n, k)))
     return filled(m, n, k, units) * aligned * (k / (k + shallow)) * (thin / (thin + narrow))
@@ -205,7 +205,7 @@ class _Kernels:
         self.bandwidth = setting.memory_rate
 
     def product(
-        self, m: int, n: int, k: int, low: bool = True, out_bytes: float = 2.0, rows: tuple[int, int] | None = None
+        self, m: int, n: int, k: int, low: bool = True, out_bytes: float = 2.0, rows: tuple[int, ...] = ()
     ) -> float:
         """Seconds of one product, the larger of computing and moving; `rows`: as of `efficiency`."""
         rate = self.rate if low else self.rate_16
@@ -216,8 +216,9 @@ class _Kernels:
     def three(self, m: int, n: int, k: int, low: bool = True) -> tuple[float, float, float]:
         """Seconds of a linear map: forward, gradient of its input, gradient of its weight."""
         accumulated = 2.0 * self.setting.software.accumulate_bytes
-        # Tokens are never the row of a 16-bit matrix; products of fewer bits read copies in which they are.
-        rows = None if low and self.setting.precision != "bf16" else (n, k)
+        # Tokens are never the row of a 16-bit matrix; products of fewer bits read copies in which they are. Outputs are
+        # one too, and are left out: the constants were fitted without them.
+        rows = () if low and self.setting.precision != "bf16" else (k,)
         weights = self.product(n, k, m, low, accumulated, rows)
         return self.product(m, n, k, low), self.product(m, k, n, low), weights
 
