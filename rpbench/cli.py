@@ -247,7 +247,7 @@ def show(arguments: Sequence[str]) -> int:
     config = _loaded([*words, "charge=hops"] if is_open else words, reads)  # without transfers, unless requested
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
-        draw_schedule(assembled, drawing[-1], "slots" if config.cost.name == "unit" else "s")
+        draw_schedule(config, assembled, drawing[-1])
     return 0
 
 

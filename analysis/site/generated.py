@@ -37,7 +37,8 @@ def words_of(name: str) -> tuple[str, ...]:
 def draw(name: str, path: Path) -> None:
     """Draw a schedule in slots, as `python -m rpbench show ... draw=` does, with dark colours for dark pages."""
     with redirect_stderr(StringIO()):  # it prints where it drew to
-        draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
+        request = load(list(words_of(name)))
+        draw_schedule(request, assemble(request), path)
     drawing = in_the_dark(path.read_text(encoding="utf-8"))
     path.write_text(drawing.replace("</style>", f"{_WORDS_ON_BARS}</style>", 1), encoding="utf-8")
 

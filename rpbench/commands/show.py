@@ -10,6 +10,7 @@ from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Failures, Simulate, Train
 from rpbench.config.without_effect import check_without_effect
 from rpbench.ir.schedule import to_text
+from rpbench.ir.timeline import Timeline
 from rpbench.mesh.layout import MEGATRON, Mesh
 from rpbench.passes.recomputation import kept_layers
 from rpbench.records.record import check_target, check_writable
@@ -60,7 +61,6 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
 def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
     from rpbench.run.mesh_run import planned
     from rpbench.run.training.tensors import optimizer_settings
-    from rpbench.sim.longest_path import simulate
     from rpbench.torch_runtime.formats.export import Given, export  # torch's forms; text needs none of them
     from rpbench.torch_runtime.formats.frameworks import numbers_of
 
@@ -90,7 +90,7 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
         known["optimizer_bits"] = assembled.model.optimizer_bits
     options = request.schedule.options
     given = Given(
-        lambda: simulate(assembled.schedule, assembled.costs),
+        lambda: _timeline(request, assembled),
         model=assembled.model,
         host_memory_bytes=assembled.cluster.host_memory_bytes,
         plan=numbers_of(assembled.schedule, options, **known),
@@ -128,12 +128,24 @@ def _learning(model: Architecture) -> Iterator[str]:
         yield f"Adam's moments are in {model.optimizer_bits} bits: take bitsandbytes' AdamW8bit"
 
 
-def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:
-    """Draw the simulated timeline of a schedule, in `unit`, to a file; its ending decides the format."""
-    from rpbench.drawing.timeline_figure import draw_timeline
-    from rpbench.sim.longest_path import simulate
+def _timeline(request: Request, assembled: Assembled) -> Timeline:
+    """The timeline that the run of a request has, under its mesh and on links that transfers share."""
+    if request.mesh is not None and request.mesh.machine is not None:
+        from rpbench.mesh.ordered_step import simulate_step  # the packages of meshes, for requests that have one
+        from rpbench.run.mesh_run import planned
 
-    timeline = simulate(assembled.schedule, assembled.costs)
+        job, _, order, costs = planned(request, request.mesh)
+        return simulate_step(job, order, costs, counts_layers=request.mesh.counts_layers).timeline
+    from rpbench.sim.shared_links import simulate_charged
+
+    return simulate_charged(assembled.graph, assembled.costs)
+
+
+def draw_schedule(request: Request, assembled: Assembled, path: Path) -> None:
+    """Draw the simulated timeline of a request's schedule to a file; its ending decides the format."""
+    from rpbench.drawing.timeline_figure import draw_timeline
+
+    timeline, unit = _timeline(request, assembled), "slots" if request.cost.name == "unit" else "s"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_timeline(timeline, assembled.schedule.name, unit=unit).savefig(path, dpi=200)
     print(f"drawn to {path}", file=sys.stderr)

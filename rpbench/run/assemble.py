@@ -270,11 +270,9 @@ def _published(method: str, model: Architecture | None, partition: str, cost: st
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
     """The charge for transfers; None without transfers or with unknown bytes."""
-    cost, cluster, lowers = request.cost, request.cluster, request.entry.lower is not None
-    if request.charge == "hops":
-        if sizes is None or (request.offload == "none" and not lowers):
-            return None
-        return Traffic(sizes, cluster, request.offload in ("all", "auto") or lowers)
+    cost, cluster = request.cost, request.cluster
+    if request.charge == "hops":  # a schedule that moves something pays for it, whoever put it there
+        return None if sizes is None else Traffic(sizes, cluster, False if request.offload == "weights" else None)
     if sizes is None:
         raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
     check_figures(cluster, MOVES, "charge=bytes")

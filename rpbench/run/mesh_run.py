@@ -7,6 +7,7 @@ from rpbench.config.asked import Request
 from rpbench.config.mesh import RECOMPUTED, MeshChoice
 from rpbench.cost.table import CostTable
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.mesh.exact import as_fitted, mesh_times, under_mesh, with_cut
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import bytes_of_order, device_memory, fullest, mesh_sizes
@@ -95,6 +96,8 @@ def _opening(request: Request, choice: Choice, step: Step) -> Fields:
             f"what {entry.name} moves between host and device, and what it shares over its ranks, is neither timed nor "
             "in the memory here: a mesh shares over replicas, as mesh.shard says"
         )
+    elif has_transfers(step.order):
+        notes.append(f"activations that {entry.name} moves to make room take no time here; a run without a mesh has it")
     return {
         "partition_layers": str(choice.partition),
         "num_devices": request.num_devices,

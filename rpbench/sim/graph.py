@@ -33,7 +33,8 @@ _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)  # in this order
 class Graph:
     """Columns of a schedule and its edges, the latter in topological positions.
 
-    `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out.
+    `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out. A
+    backward right behind the RECV of its gradient comes after the action before that: its recomputation need not wait.
     `slots` lists the keys that costs are looked up by: the kind and stage of an action, or of all parts of an OVERLAP.
     `slot` has the number of each action's key. Actions that move an object over a link have one slot a payload.
     """
@@ -61,6 +62,12 @@ class Graph:
     def rank(self) -> Ints:
         """Topological position of each flat index: the inverse of `order`."""
         return _inverse(self.order)
+
+    @cached_property
+    def before(self) -> Ints:
+        """`previous` by flat index: the action that each one comes after in its lane; -1: none."""
+        before = self.previous[self.rank]
+        return np.where(before >= 0, self.order[before], -1)
 
     @cached_property
     def slots_on_devices(self) -> tuple[Ints, tuple[tuple[int, int], ...]]:
@@ -98,7 +105,8 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     rows = ArrayRows(schedule, read_columns(schedule)) if rows is None else rows
     columns = rows.columns
     kept = kept_edges(schedule, columns)
-    producer, consumer, moved = _edges(analysis, rows, kept)
+    received = _right_behind_their_gradient(columns)
+    producer, consumer, moved = _edges(analysis, rows, kept, received)
     order = _order(schedule, columns, producer, consumer)
 
     num, rank = len(order), _inverse(order)
@@ -107,6 +115,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
 
     before = np.arange(-1, num - 1, dtype=np.int32)
     before[columns.lane_start[:-1][columns.lane_start[:-1] < num]] = -1
+    before[received] = before[received - 1]
     before = before[order]
     previous = np.where(before >= 0, rank[before], -1).astype(np.int32)
 
@@ -184,10 +193,20 @@ def _with_payload(
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
-def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
+def _right_behind_their_gradient(columns: Columns) -> Ints:
+    """The backwards with the RECV of their gradient right before them in their lane."""
+    backward = among(columns.kind[1:], (Kind.B, Kind.I)) & (columns.kind[:-1] == Kind.RECV_B)
+    for column in (columns.stage, columns.index, columns.part):
+        backward &= column[1:] == column[:-1]
+    return np.setdiff1d(np.flatnonzero(backward) + 1, columns.lane_start)
+
+
+def _edges(
+    analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None, received: Ints
+) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, without the edges that the order of a lane implies.
 
-    The edges of transfers come last, and take no hop.
+    The edges of transfers come last, and take no hop. `received`: as of `_right_behind_their_gradient`.
     """
     columns = rows.columns
     pairs = analysis.transfer_edges if kept is None else []
@@ -201,6 +220,9 @@ def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) 
     moved = np.repeat(np.array([*(what for _, _, what in found), _MOVED["transfer"]], np.int8), counts)
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
+    behind = np.zeros(len(lane), bool)
+    behind[received] = True
+    needed |= behind[consumer] & (producer == consumer - 1)
     return producer[needed], consumer[needed], moved[needed]
 
 

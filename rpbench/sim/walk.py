@@ -9,9 +9,10 @@ from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, peak_resident
 from rpbench.ir.checks.deadlock import in_rounds
+from rpbench.ir.index import Index
 from rpbench.ir.schedule import Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.waits.edges import edges_of
+from rpbench.ir.waits.edges import edges_of, key
 from rpbench.sim.kernels import relax
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -33,17 +34,19 @@ def walk(analysis: Analysis, costs: CostTable) -> Timeline:
     index = analysis.index
     order = in_rounds(analysis.rounds)
     position = {number: place for place, number in enumerate(order)}
-    incoming = _edges(analysis, costs)
+    first = {lane.start for lane in index.lanes}
+    received = _right_behind_their_gradient(index, first)
+    incoming = _edges(analysis, costs, received)
     edges = [edge for number in order for edge in incoming[number]]
     starts = [0]
     for number in order:
         starts.append(starts[-1] + len(incoming[number]))
-    first = {lane.start for lane in index.lanes}
+    before = [number - 1 - (number in received) for number in order]
     costs, parts = costs.of_order(index.shape), index.shape.num_parts
     works = [costs.of_action(index.actions[number], index.device(number), parts) for number in order]
     times: list[list[Number]] = [[0] * len(order) for _ in range(4)]
     relax(
-        [-1 if number in first else position[number - 1] for number in order],
+        [-1 if other + 1 in first else position[other] for other in before],
         starts,
         [position[edge.producer] for edge in edges],
         [edge.delay for edge in edges],
@@ -58,14 +61,26 @@ def walk(analysis: Analysis, costs: CostTable) -> Timeline:
     return Timeline(analysis.schedule, start, main, end, exposed, hops, costs.units_per_second)
 
 
-def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
-    """For each action its edges, without those from its own lane."""
+def _right_behind_their_gradient(index: Index, first: set[int]) -> set[int]:
+    """The backwards with the RECV of their gradient right before them in their lane, whose recomputation may begin."""
+    return {
+        number
+        for number, action in enumerate(index.actions)
+        if action.kind in _BACKWARD
+        and number not in first
+        and key(index.actions[number - 1]) == key(action._replace(kind=Kind.RECV_B))
+    }
+
+
+def _edges(analysis: Analysis, costs: CostTable, received: set[int]) -> list[list[_Edge]]:
+    """For each action its edges, without those that the order of its own lane implies."""
     index = analysis.index
     found: list[list[_Edge]] = [[] for _ in index.actions]
     for edges in edges_of(index):
         of_gradient = edges.moved == "gradient" or index.shape.separate_cuts
         for producer, number in zip(edges.producers, edges.consumers, strict=True):
-            if number >= 0 <= producer and index.lane_of[producer] != index.lane_of[number]:
+            behind = number in received and producer == number - 1
+            if number >= 0 <= producer and (behind or index.lane_of[producer] != index.lane_of[number]):
                 kind = index.actions[number].kind
                 late = (costs.recompute_ahead and kind in _BACKWARD and of_gradient) or (
                     costs.fused_ahead and kind is Kind.FB

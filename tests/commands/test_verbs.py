@@ -365,3 +365,15 @@ def test_plan_sets_a_partition_that_is_written_out_beside_the_methods(rpbench):
     status, rows, err = rpbench("plan", *words, "partition=1-2")
     assert (status, rows) == (2, [])
     assert "partition 1-2 sums to 3 layers" in err
+
+
+@pytest.mark.parametrize("words", [("schedule=roundpipe",), ("mesh.tensor=2", "mesh.pipeline=2")])
+def test_a_trace_has_the_times_of_the_run(words, rpbench, capsys):
+    """Where transfers share links, and under a mesh."""
+    words = (*words, "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic", "num_devices=4", "num_microbatches=4")
+    _, (row,), _ = rpbench(*words)
+    assert dispatch(("show", *words, "format=chrome_trace")) == 0
+    events = json.loads(capsys.readouterr().out)["traceEvents"]
+    lanes = {(each["pid"], each["tid"]) for each in events if each["args"].get("name") == "compute"}
+    ends = [each["ts"] + each["dur"] for each in events if "dur" in each and (each["pid"], each["tid"]) in lanes]
+    assert max(ends) / 1e6 == pytest.approx(row["makespan_s"])

@@ -165,3 +165,12 @@ def test_what_cannot_keep_activations_is_refused_on_one_host_and_under_a_mesh(na
 def test_what_comes_and_goes_keeps_nothing():
     with pytest.raises(ValueError, match=r"recompute=fitting: the stages of roundpipe come and go"):
         assemble(load(["schedule=roundpipe", *RUN[1:], "recompute=fitting"]))
+
+
+def test_a_search_times_the_layers_that_stay(rpbench):
+    """Where all fits, the cut is the one that is found without recomputation."""
+    words = ("schedule=combined_1f1b", "model=llama32_1b", "cluster=8x_w7800", "cost=analytic", "num_devices=4")
+    more = ("num_microbatches=8", "workload.microbatch_sequences=2", "partition=search")
+    found = [rpbench(*words, *more, f"recompute={word}")[1][0] for word in ("fitting", "none")]
+    assert found[0]["partition_layers"] == found[1]["partition_layers"]
+    assert found[0]["makespan_s"] == found[1]["makespan_s"]

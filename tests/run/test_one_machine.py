@@ -82,7 +82,8 @@ def test_a_pipeline_takes_as_long_as_a_mesh_whose_other_axes_are_1(training, tmp
 
 ROOM = "cluster.device_memory_bytes=1000000000000000"  # for all, so that every pair has a pace
 PIPELINES = {"1f1b": 1e-3, "gpipe": 1e-3, "interleaved_1f1b": 2e-3, "zb_v": 7e-3, "zb_h1": 4e-3, "chimera": 8e-3,
-             "zb_auto": 4e-3, "seq1f1b": 4e-3, "vocab_parallel": 9e-3, "interlaced": 9e-3}  # fmt: skip
+             "zb_auto": 4e-3, "seq1f1b": 4e-3, "vocab_parallel": 9e-3, "interlaced": 9e-3, "mario": 2e-3,
+             "varuna": 2e-3}  # fmt: skip
 SLOW_LINKS = {"zb_h1": 0.03, "zb_auto": 0.08, "chimera": 0.04, "interlaced": 0.04}  # of an RTX 4090, where they differ
 REPLICAS = {"data_parallel": "none", "zero_2 schedule.reduce_each_microbatch=false": "optimizer"}
 SHARED = {"zero_2": "gradients", "zero_3": "parameters"}
@@ -161,3 +162,8 @@ def test_tensor_shards_and_their_mesh_keep_the_same_pace(cluster, model, recompu
     one, mesh = both(tmp_path, cluster, model, recompute, one, mesh)
     assert max(one["peak_memory_bytes"]) == pytest.approx(max(mesh["peak_memory_bytes"]), rel=0.025)
     assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=7e-3)
+
+
+def test_a_mesh_says_that_activations_which_a_schedule_moves_take_no_time(tmp_path):
+    row = answer(tmp_path, "schedule=bpipe", "cluster=8x_h100", "num_devices=8", "mesh.shard=none")
+    assert any("activations that bpipe moves" in note for note in row["notes"])

@@ -64,3 +64,15 @@ def test_boundary_tensors_between_moved_stages_take_time(rpbench, show):
     status, rows, err = rpbench("schedule_file=order.txt", *SUBJECT)
     assert (status, rows) == (2, [])
     assert "charge=bytes: schedule_file=order.txt: it moves weights, and not the boundary tensors" in err
+
+
+@pytest.mark.parametrize("name", ["bpipe", "pipe_offload"])
+def test_activations_that_a_schedule_moves_by_itself_take_time_under_hops(name, rpbench, show):
+    """What `offload=` says of other schedules changes neither them nor the hops between their stages."""
+    subject = (*SUBJECT[:2], *SUBJECT[3:], "cost=constant", "cost.hop_ms=0.1")
+    show("order.txt", f"schedule={name}", *subject)
+    found = [rpbench(f"schedule={name}", offload, *subject)[1][0] for offload in ("offload=none", "offload=auto")]
+    found += rpbench("schedule_file=order.txt", *subject)[1]
+    for key in ("makespan_s", "comm_data_s", "transfer_exposed_s"):
+        assert len({row[key] for row in found}) == 1, key
+    assert found[0]["transfer_exposed_s"] > 0

@@ -7,15 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.table import LayerTimes
+from rpbench.engine.backends.virtual import known_clock
+from rpbench.engine.program import make_program
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.recomputation import checkpoint, prepose
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.walk import walk
 
 # Worked out by hand: the passes over 1F1B, 3 ranks and 4 microbatches.
 GOLDEN = """
@@ -64,6 +69,18 @@ def test_what_the_passes_save_on_1f1b(p, m):
 def test_p_minus_1_recomputations_of_1f1b_cost_nothing(p, m):
     late = makespan(entry("1f1b").build(Shape(p, p, m)), recompute=1, ahead=False)
     assert makespan(build(p, m), recompute=1, ahead=True) == late - (p - 1)
+
+
+@pytest.mark.parametrize("p, m", STEPS)
+def test_a_gradient_over_a_direct_link_does_not_hold_back_the_recomputation(p, m):
+    """RECV stands on lane compute there, before the backward."""
+    order = send_over_links(build(p, m), direct=True)
+    assert makespan(order, recompute=1, ahead=True) == STEPS[p, m][2]
+    assert makespan(order, recompute=1, ahead=False) == STEPS[p, m][1]
+    times = LayerTimes(*([Fraction(time)] * p for time in (1, 1, 2)))
+    table = times.table(symmetric((1,) * p), recompute_ahead=True, keeps_last=True)
+    for clock in (walk(Analysis(order), table), known_clock(make_program(order, table), table)):
+        assert clock.main == simulate(order, table).main
 
 
 @pytest.mark.parametrize("base, p, m, v", [("gpipe", 4, 6, 1), ("interleaved_1f1b", 4, 8, 2), ("chimera", 4, 8, 1),

@@ -129,15 +129,16 @@ class _Clock:
         self.exposed: list[Number] = [0] * num
         self.coming: list[tuple[Number, int, int]] = []  # (end, sequence, number), a heap
         self.num_begun = self.num_done = 0
-        self.begins_lane = {lane.start for lane in program.lanes}
+        self.before = program.graph.before.tolist()
         self.consumers: list[list[int]] = [[] for _ in range(num)]
         self.missing = [len(edges) for edges in program.waits]
         for number, edges in enumerate(program.waits):
             for edge in edges:
                 self.consumers[edge.producer].append(number)
-        for number in (number for number in range(num) if number not in self.begins_lane):
-            self.consumers[number - 1].append(number)  # behind it in its lane
-            self.missing[number] += 1
+        for number, before in enumerate(self.before):
+            if before >= 0:
+                self.consumers[before].append(number)
+                self.missing[number] += 1
         for number in range(num):
             if not self.missing[number]:
                 self._begin(number)
@@ -153,7 +154,8 @@ class _Clock:
     def _begin(self, number: int) -> None:
         """Find the times of an action whose inputs all have their end."""
         work, actions = self.works[number], self.program.actions
-        free = 0 * work.pre if number in self.begins_lane else self.end[number - 1]
+        before = self.before[number]
+        free = 0 * work.pre if before < 0 else self.end[before]
         whole, late = [free], [free]  # when inputs are there, of the whole action and of its main phase
         bare_whole, bare_late = [free], [free]  # the same if hops took no time
         for producer, crosses, is_late in self.program.waits[number]:

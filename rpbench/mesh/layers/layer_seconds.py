@@ -54,10 +54,14 @@ def alignment(size: int) -> float:
     return 0.4
 
 
-def efficiency(m: int, n: int, k: int, units: int, narrow: float, shallow: float) -> float:
-    """Fraction of the rate of large aligned products: m tokens, n outputs, k inputs."""
-    thin = min(m, n)
-    return filled(m, n, k, units) * min(alignment(n), alignment(k)) * (k / (k + shallow)) * (thin / (thin + narrow))
+def efficiency(
+    m: int, n: int, k: int, units: int, narrow: float, shallow: float, rows: tuple[int, ...] = ()
+) -> float:
+    """Fraction of the rate of large aligned products of m x k and k x n values; `rows`: sizes that lie in a row in
+    memory, which alone have to be aligned. Empty: n and k, those of a map's outputs and inputs for m tokens.
+    """
+    thin, aligned = min(m, n), min(map(alignment, rows or (n, k)))
+    return filled(m, n, k, units) * aligned * (k / (k + shallow)) * (thin / (thin + narrow))
 
 
 Recompute = Literal["none", "selective", "per_op", "full", "fitting"]  # fitting: as few layers as the memory allows
@@ -200,17 +204,23 @@ class _Kernels:
         self.units = gpu.multiprocessors
         self.bandwidth = setting.memory_rate
 
-    def product(self, m: int, n: int, k: int, low: bool = True, out_bytes: float = 2.0) -> float:
-        """Seconds of one product, the larger of computing and moving."""
+    def product(
+        self, m: int, n: int, k: int, low: bool = True, out_bytes: float = 2.0, rows: tuple[int, ...] = ()
+    ) -> float:
+        """Seconds of one product, the larger of computing and moving; `rows`: as of `efficiency`."""
         rate = self.rate if low else self.rate_16
-        share = efficiency(m, n, k, self.units, self.c["narrow"], self.c["shallow"])
+        share = efficiency(m, n, k, self.units, self.c["narrow"], self.c["shallow"], rows)
         moved = 2.0 * (m * k + n * k) + out_bytes * m * n
         return max(2.0 * m * n * k / (rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
 
     def three(self, m: int, n: int, k: int, low: bool = True) -> tuple[float, float, float]:
         """Seconds of a linear map: forward, gradient of its input, gradient of its weight."""
         accumulated = 2.0 * self.setting.software.accumulate_bytes
-        return self.product(m, n, k, low), self.product(m, k, n, low), self.product(n, k, m, low, accumulated)
+        # Tokens are never the row of a 16-bit matrix; products of fewer bits read copies in which they are. Outputs are
+        # one too, and are left out: the constants were fitted without them.
+        rows = () if low and self.setting.precision != "bf16" else (k,)
+        weights = self.product(n, k, m, low, accumulated, rows)
+        return self.product(m, n, k, low), self.product(m, k, n, low), weights
 
     def grouped(self, tokens: float, groups: int, n: int, k: int) -> float:
         """Seconds of products of `groups` experts with as many tokens each: never faster than reading the weights."""

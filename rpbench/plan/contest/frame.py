@@ -143,7 +143,7 @@ class Frame:
         """Times of all actions of a cut, transfers and optimizer included."""
         problem = self.problem
         if self.terms.problem is not None:
-            own = keeps if self.setting.recompute == "fitting" else ()
+            own = keeps if self.terms.problem.fitting else ()  # frames of all recomputations are one
             return replace(problem, keeps=own).charged(self.schedule.with_partition(partition))
         plain = problem.times.table(
             partition,
