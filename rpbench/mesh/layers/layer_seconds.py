@@ -54,9 +54,7 @@ def alignment(size: int) -> float:
     return 0.4
 
 
-def efficiency(
-    m: int, n: int, k: int, units: int, narrow: float, shallow: float, rows: tuple[int, ...] = ()
-) -> float:
+def efficiency(m: int, n: int, k: int, units: int, narrow: float, shallow: float, rows: tuple[int, ...] = ()) -> float:
     """Fraction of the rate of large aligned products of m x k and k x n values; `rows`: sizes that lie in a row in
     memory, which alone have to be aligned. Empty: n and k, those of a map's outputs and inputs for m tokens.
     """
