@@ -26,7 +26,7 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 if TYPE_CHECKING:
     from rpbench.cost.hardware.machine import Machine
 
-# A tied matrix's gradients, summed before the step of stage 0, which has the last one; the other end waits for it.
+# A tied matrix's gradients, summed before the step of stage 0, once both ends have theirs.
 TIED = Payload("tied", 0, True, Fraction(1), "net")
 
 
@@ -286,7 +286,7 @@ class Traffic:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
             work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
             carry = computations_that_carry(schedule)
-            if self.optimizer.tied_s and not schedule.ends_together:
+            if schedule.tied:
                 carry = {**carry, (Kind.STEP, 0): (TIED,)}
         boundaries = self.boundaries
         if boundaries is None:

@@ -159,6 +159,8 @@ class Schedule:
     late_rest: LateRest | None = None
     # objects that live on SSDs instead of in the host's memory: "O", optimizer state, "OP", weights as well
     on_ssd: str = ""
+    # whether the devices of the first and the last stage sum gradients of a matrix that both have, before STEP 0
+    tied: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(_lanes_of(row) for row in self.rows))

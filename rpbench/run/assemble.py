@@ -12,7 +12,7 @@ from rpbench.config.asked import CONSTANTS, Request, check_charge
 from rpbench.config.errors import ConfigError
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
-from rpbench.cost.charges import check_ssd, with_charges
+from rpbench.cost.charges import check_ssd, with_charges, with_tied_ends
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.hardware.machine import Machine
@@ -301,9 +301,16 @@ def _finished(request: Request, order: Schedule) -> Schedule:
     if not charged:
         return schedule
     try:
-        return with_charges(schedule, request.cluster)
+        return _with_tied_ends(request, with_charges(schedule, request.cluster))
     except ScheduleError as error:
         raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
+
+
+def _with_tied_ends(request: Request, schedule: Schedule) -> Schedule:
+    """The schedule whose ends sum the gradients of a tied matrix, if these costs know how long that takes."""
+    if request.cost.name != "analytic":
+        return schedule
+    return with_tied_ends(schedule, optimizer_traffic(setting_of(request)))
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str) -> Schedule:
@@ -423,6 +430,7 @@ def _completed(request: Request, schedule: Schedule, file: SourceFile) -> Schedu
             schedule = with_offload("all", request.prefetch, schedule)
         if leaves_boundaries(schedule):
             raise ScheduleError("it moves weights, and not the boundary tensors between them; show offload=all does")
-        return schedule if schedule.kinds & (SEND | RECV) else with_charges(schedule, request.cluster)
+        finished = schedule if schedule.kinds & (SEND | RECV) else with_charges(schedule, request.cluster)
+        return _with_tied_ends(request, finished)
     except ScheduleError as error:
         raise ConfigError(f"charge=bytes: schedule_file={file.path}: {error}; use charge=hops") from None

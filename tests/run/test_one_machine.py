@@ -81,10 +81,10 @@ def test_a_pipeline_takes_as_long_as_a_mesh_whose_other_axes_are_1(training, tmp
 # --- one host asked both ways: as a schedule of its devices, and as a mesh ---------------------------------------
 
 ROOM = "cluster.device_memory_bytes=1000000000000000"  # for all, so that every pair has a pace
-PIPELINES = {"1f1b": 1e-3, "gpipe": 1e-3, "interleaved_1f1b": 2e-3, "zb_v": 7e-3, "zb_h1": 4e-3, "chimera": 8e-3,
-             "zb_auto": 4e-3, "seq1f1b": 4e-3, "vocab_parallel": 9e-3, "interlaced": 9e-3, "mario": 2e-3,
+PIPELINES = {"1f1b": 1e-3, "gpipe": 1e-3, "interleaved_1f1b": 2e-3, "zb_v": 7e-3, "zb_h1": 1e-3, "chimera": 8e-3,
+             "zb_auto": 1e-3, "seq1f1b": 4e-3, "vocab_parallel": 9e-3, "interlaced": 9e-3, "mario": 2e-3,
              "varuna": 2e-3}  # fmt: skip
-SLOW_LINKS = {"zb_h1": 0.03, "zb_auto": 0.08, "chimera": 0.04, "interlaced": 0.04}  # of an RTX 4090, where they differ
+SLOW_LINKS = {"chimera": 0.04, "interlaced": 0.04}  # of an RTX 4090, where they differ
 REPLICAS = {"data_parallel": "none", "zero_2 schedule.reduce_each_microbatch=false": "optimizer"}
 SHARED = {"zero_2": "gradients", "zero_3": "parameters"}
 
@@ -109,9 +109,9 @@ def as_replicas(tmp_path, cluster, model, recompute, words, shard):
 def test_a_pipeline_and_its_mesh_hold_the_same_bytes_and_keep_the_same_pace(
     cluster, model, recompute, schedule, tmp_path
 ):
-    """Every device, to 1 part in 100,000: a mesh leaves the last norm out. Of the pace there remain what the first
-    device's step hides of the tied matrix's sum (zb_h1, zb_v, zb_auto), what boundary tensors and the sums of Chimera's
-    copies wait for each other, on links that a mesh has for each alone, and hops to the interlaced head.
+    """Every device, to 1 part in 100,000: a mesh leaves the last norm out. Of the pace there remain what boundary
+    tensors and the sums of Chimera's copies wait for each other, on links that a mesh has for each alone, and hops to
+    the interlaced head. The ends sum a tied matrix once both have its gradients, late ones (zb_h1, zb_auto) too.
     """
     asked = (f"schedule={schedule}", "num_microbatches=32")
     one, mesh = both(

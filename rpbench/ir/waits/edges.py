@@ -4,6 +4,7 @@
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
     WAIT(s)  after F(s)
+    Ends that sum a tied matrix's gradients: STEP(0) after every gradient of the last stage, too, if the step is flushed
     VALIDATE, ROLLBACK and the steps that a ROLLBACK ends: `rpbench.ir.checks.check`
 
     With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
@@ -25,6 +26,7 @@ Transfers add edges of their own: `rpbench.ir.waits.moves`.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 from rpbench.ir.action import HEAD, RECV, SEND, STEPPING, SUMS, Action, Kind, parts_of
@@ -298,8 +300,11 @@ def _edges_of_steps(rows: Rows) -> Iterator[Edges]:
         if ends is not None:
             yield Edges(Kind.ROLLBACK, stage, 0, steps, ends, "order")
         yield Edges(Kind.STEP, stage, 0, published[stage][1:last], steps[2 : last + 1], "order")
-        for kind, part in ((kind, part) for kind in GRADIENT for part in range(shape.num_parts)):
-            gradients = rows.row(kind, stage, part)
+        summed = {stage}
+        if stage == 0 and rows.schedule.tied and rows.schedule.policy is Policy.FLUSH:  # else the last stage goes on
+            summed.add(shape.num_backward_stages - 1)
+        for kind, of, part in product(GRADIENT, sorted(summed), range(shape.num_parts)):
+            gradients = rows.row(kind, of, part)
             if gradients is not None:
                 yield Edges(Kind.STEP, stage, 0, gradients[:num], rows.take(steps, version_of), "order")
                 if validations is not None:
