@@ -5,12 +5,14 @@ published, the even or the greedy partition. It is deterministic.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.contender import Contender, Space
 from rpbench.plan.contest.frame import FRAME, FRAME_OF_TIMES
@@ -43,7 +45,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     num, entry = len(space.dimensions["chunks_per_device"]), problem.entry
     alone = entry.needs_costs or entry.separate_cuts  # every cut has an order of its own
     work = RESERVED + len(starts) + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS_OF_ORDER)
-    times = (TIMES_OF_PAIRS if entry.separate_cuts else TIMES) * (MOVING if problem.traffic else 1)
+    times = (TIMES_OF_PAIRS if entry.separate_cuts else TIMES) * (MOVING if _moves(problem) else 1)
     spend = Budget(work, max(1, int(budget / times / num)))
     search = Search(Contender(problem.entry), _terms(problem, starts), spend, space)
     search.look()
@@ -51,6 +53,15 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     if not best.timed.fits:
         return plan_search(replace(problem, memory=None), starts, budget=budget)
     return best.cut, search.sketcher.tally.num_evaluated + search.num_timed
+
+
+def _moves(problem: Problem) -> bool:
+    """Whether transfers or the optimizer take time, so that a sketch is no timeline."""
+    if problem.traffic is None or problem.traffic.optimizer:
+        return problem.traffic is not None
+    with suppress(ValueError):  # as the search will say
+        return has_transfers(problem.finished(problem.schedule(*promising_counts(problem)[0])))
+    return True
 
 
 def _space(problem: Problem, starts: Sequence[Partition]) -> Space:

@@ -28,7 +28,8 @@ PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 ACTIONS_BESIDE = 200_000  # for near numbers of stages
 # The same with a time limit, and actions of each sketch: there are few, so each has to find a good pair.
 PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, 2, 6_000_000
-# The same for a posed problem, where no other dimension is open; pairs beyond `PAIRS` only within half of the work.
+# The same for a posed problem, where no other dimension is open; pairs beyond the first climbs only within half of the
+# work.
 PAIRS_POSED, CLOSELY_POSED = 160, 4
 # In these two cases, most pairs that climb a little before they are dropped, and the part of the work of each.
 FIRST_CLIMBS, A_LITTLE = 40, 8
@@ -270,7 +271,7 @@ class Sketcher:
         given = [_counts(cut) for cut in self.terms.starts] if problem.entry.separate_cuts else []
         for counts in dict.fromkeys([first, *given, *others]):
             cuts = [*self._starts(counts), *plain_partitions(problem, counts)]
-            if len(climbs) > PAIRS and self.tally.work > half:
+            if len(climbs) >= FIRST_CLIMBS and self.tally.work > half:
                 break
             if cuts and not (climbs and self._time_is_over()):
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
