@@ -33,6 +33,7 @@ PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, 2, 6_000_000
 PAIRS_POSED, CLOSELY_POSED = 160, 4
 # In these two cases, most pairs that climb a little before they are dropped, and the part of the work of each.
 FIRST_CLIMBS, A_LITTLE = 40, 8
+CLOSE_SIZES = 0.06  # fraction by which the sketch of a larger microbatch may be slower
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
@@ -140,7 +141,12 @@ class Sketcher:
         if self._says_little_of_sizes(setting):
             largest = setting.changed("microbatch_sequences", max(space.dimensions["microbatch_sequences"]))
             return largest if self._is_over is not None and self.moves_each_time(setting) else setting
-        return max([setting, *self.by_promise(setting, space)], key=self.pace)
+        sized = [setting, *self.by_promise(setting, space)]
+        if not self.contender.entry.separate_cuts:
+            return max(sized, key=self.pace)
+        # Transfers and their latencies, which no sketch counts, are fewer with larger microbatches.
+        close = max(map(self.pace, sized)) * (1 - CLOSE_SIZES)
+        return max((each for each in sized if self.pace(each) >= close), key=lambda each: each.microbatch_sequences)
 
     def moves_each_time(self, setting: Setting) -> bool:
         """Whether every device moves all weights for each microbatch, so that large ones are fast."""
@@ -200,8 +206,9 @@ class Sketcher:
         climbs = self._climbs(setting, problem, counts)
         num = 1 if problem.entry.separate_cuts or self.terms.problem is not None else CUTS
         found = [cut for climb in climbs for cut in climb.leaders(num)]
-        if problem.entry.separate_cuts and self._is_over is None:
-            found.append(plan_greedy(problem))
+        if problem.entry.separate_cuts:
+            plain = plan_greedy(problem) if self._is_over is None else plain_partitions(problem, counts)[0]
+            found.append(plain)
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
