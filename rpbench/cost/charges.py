@@ -13,7 +13,7 @@ charge=bytes   all rows take what their bytes take
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 
 if TYPE_CHECKING:  # machines are read from YAML, which the site's browser lacks
     from rpbench.cost.hardware.machine import Machine
-    from rpbench.cost.transfers import OptimizerTraffic
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,3 @@ def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
         if charge.place is not None:
             schedule = charge.place(schedule, cluster)
     return schedule
-
-
-def with_tied_ends(schedule: Schedule, optimizer: "OptimizerTraffic") -> Schedule:
-    """The schedule whose ends sum the gradients of a tied matrix, if that takes time and they are on two devices."""
-    return replace(schedule, tied=True) if optimizer.tied_s and not schedule.ends_together else schedule

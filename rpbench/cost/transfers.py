@@ -233,6 +233,10 @@ class OptimizerTraffic:
         """Bytes of state, in 32 bits, that a device's step goes through in a second."""
         return self.device_bytes_per_s * OPTIMIZER_BYTES / self.on_device
 
+    def with_tied_ends(self, schedule: Schedule) -> Schedule:
+        """The schedule whose ends sum the gradients of a tied matrix, if that takes time and they are on two devices."""
+        return replace(schedule, tied=True) if self.tied_s and not schedule.ends_together else schedule
+
     def device_step_s(self, size: LayerSize) -> float:
         """Seconds of a device's step of a layer or a stage."""
         saved = saved_state(size)

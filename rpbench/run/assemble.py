@@ -12,7 +12,7 @@ from rpbench.config.asked import CONSTANTS, Request, check_charge
 from rpbench.config.errors import ConfigError
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
-from rpbench.cost.charges import check_ssd, with_charges, with_tied_ends
+from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.hardware.machine import Machine
@@ -310,7 +310,7 @@ def _with_tied_ends(request: Request, schedule: Schedule) -> Schedule:
     """The schedule whose ends sum the gradients of a tied matrix, if these costs know how long that takes."""
     if request.cost.name != "analytic":
         return schedule
-    return with_tied_ends(schedule, optimizer_traffic(setting_of(request)))
+    return optimizer_traffic(setting_of(request)).with_tied_ends(schedule)
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str) -> Schedule:

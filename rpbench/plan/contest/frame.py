@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rpbench.cost.arrays import Floats, Ints
-from rpbench.cost.charges import with_everything, with_tied_ends
+from rpbench.cost.charges import with_everything
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import DeviceMemory
@@ -372,7 +372,7 @@ def makespan(timeline: Timeline) -> float:
 def _finished(contender: Contender, setting: Setting, terms: Terms, order: Schedule) -> Schedule:
     options: dict[str, Any] = dict(setting.options)
     finished = with_everything(order, contender.entry, terms.cluster, options, setting.prefetch)
-    return with_tied_ends(finished, terms.optimizer)
+    return terms.optimizer.with_tied_ends(finished)
 
 
 def _rows(partition: Partition) -> tuple[Ints, Ints]:
