@@ -234,7 +234,7 @@ class OptimizerTraffic:
         return self.device_bytes_per_s * OPTIMIZER_BYTES / self.on_device
 
     def with_tied_ends(self, schedule: Schedule) -> Schedule:
-        """The schedule whose ends sum the gradients of a tied matrix, if that takes time and they are on two devices."""
+        """The schedule whose ends sum a tied matrix's gradients, if that takes time and they are on two devices."""
         return replace(schedule, tied=True) if self.tied_s and not schedule.ends_together else schedule
 
     def device_step_s(self, size: LayerSize) -> float:
