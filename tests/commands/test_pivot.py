@@ -9,6 +9,7 @@ import pytest
 
 from rpbench.cli import dispatch
 from rpbench.commands.recorded.pivot import Pivot
+from rpbench.records import provenance
 
 SWEEP = ("-m", "schedule=1f1b,gpipe", "num_microbatches=4,8", "cost=constant")
 ASKED = ("pivot", "--rows", "schedule", "--columns", "num_microbatches", "--value", "makespan_s")
@@ -43,6 +44,12 @@ def test_a_cell_is_the_run_of_its_keys(swept):
 def test_a_cell_of_several_runs_says_so(swept):
     swept(*SWEEP, "num_devices=4")
     assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
+
+
+def test_a_cell_of_runs_by_other_code_says_so(swept, monkeypatch):
+    monkeypatch.setattr(provenance, "code_version", lambda: "other")
+    swept(*SWEEP, "num_devices=2")
+    assert "a cell is the median of up to 2 runs that differ in code_version" in swept(*ASKED)[2]
 
 
 def test_imported_runs_of_one_cell_are_a_median(rpbench, tmp_path):
