@@ -145,6 +145,21 @@ def test_the_same_tokens_are_the_same_work_and_other_costs_are_not(tmp_path: Pat
     assert [("★" in row[2].text) for row in found.table.rows] == [False, True, False]
 
 
+def test_another_machine_of_the_same_name_is_other_work(tmp_path: Path) -> None:
+    """A sweep over a constant of the cluster: its values do not compete, and are told by their name alone."""
+    cells = [(f"schedule={name}", f"cluster.copy_bytes_per_s={pace}") for pace in (1, 20) for name in ("gpipe", "1f1b")]
+    rows = [
+        _record(f"{place:016x}", schedule=cell[0][9:], makespan_s=100.0 - place)
+        | {"config": {"cluster": {"name": "none", "copy_bytes_per_s": int(cell[1].partition("=")[2])}}}
+        for place, cell in enumerate(cells)
+    ]
+    found = swept(tmp_path / "results", cells, rows)
+    assert found.question == "Which schedule is fastest at which size?"
+    assert found.caption.endswith(
+        "cluster.copy_bytes_per_s 1: 1f1b with 99; cluster.copy_bytes_per_s 20: 1f1b with 97."
+    )
+
+
 def test_repeats_are_shown_as_a_range_and_ranges_that_meet_are_not_told_apart(tmp_path: Path) -> None:
     measured = {"gpipe": (10.0, 11.0, 14.0), "1f1b": (12.0, 13.0, 13.5), "zb_h1": (15.0, 16.0, 17.0)}
     cells = [(f"schedule={name}", f"seed={seed}") for name in measured for seed in range(3)]
