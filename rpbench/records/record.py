@@ -142,7 +142,7 @@ def identity_of(record: Record) -> dict[str, Any]:
         "subject": record["config"],
         "choices": record["choices"],
         "code_version": record.get("code_version"),
-        **(record["surroundings"] or {}),
+        **(record.get("surroundings") or {}),
     }
 
 
