@@ -119,8 +119,10 @@ def _repeated(rows: Sequence[Row]) -> str:
 
 def work_of(row: Row) -> Work:
     asked = row.get("config") or {}
-    tokens = row.get("tokens_per_step")
-    amount = ("tokens a step", tokens) if tokens else ("microbatches", row.get("num_microbatches"))
+    amount = ("microbatches", row.get("num_microbatches"))
+    if tokens := row.get("tokens_per_step"):  # of an optimizer step, and a schedule may take several for a batch
+        steps = row.get("num_steps") or 1
+        amount = ("tokens a step", tokens * (row.get("num_updates") or steps) // steps)
     named = {
         "model": row.get("model"),
         "devices": row.get("num_devices"),

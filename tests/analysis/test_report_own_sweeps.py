@@ -145,6 +145,15 @@ def test_the_same_tokens_are_the_same_work_and_other_costs_are_not(tmp_path: Pat
     assert [("★" in row[2].text) for row in found.table.rows] == [False, True, False]
 
 
+def test_a_schedule_with_several_updates_for_a_batch_does_the_same_work(tmp_path: Path) -> None:
+    """PipeDream steps after every microbatch: three batches of 2048 tokens are 24 updates of 256."""
+    whole, each = (_record(character * 16, num_steps=3, tokens_per_step=2048, num_updates=3) for character in "ab")
+    each |= {"schedule": "pipedream", "tokens_per_step": 256, "num_updates": 24, "makespan_s": 95.0}
+    found = swept(tmp_path / "results", [("schedule=1f1b",), ("schedule=pipedream",)], [whole, each])
+    assert found.question == "Which schedule is fastest?"
+    assert found.caption.endswith(": pipedream with 95.")
+
+
 def test_another_machine_of_the_same_name_is_other_work(tmp_path: Path) -> None:
     """A sweep over a constant of the cluster: its values do not compete, and are told by their name alone."""
     cells = [(f"schedule={name}", f"cluster.copy_bytes_per_s={pace}") for pace in (1, 20) for name in ("gpipe", "1f1b")]

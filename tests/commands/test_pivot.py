@@ -91,6 +91,16 @@ def test_slots_stay_slots_over_an_export_and_an_import(rpbench):
     assert (status, "some of the runs count slots" in err) == (2, True)
 
 
+def test_steps_that_are_updates_within_a_batch_are_named(rpbench):
+    """PipeDream updates after every microbatch, so that its step is a quarter of a batch or less."""
+    rpbench("-m", "schedule=1f1b,pipedream", "num_devices=2", "num_microbatches=4", "num_steps=3")
+    asked = ("pivot", "--rows", "model", "--columns", "schedule", "--value")
+    _, rows, err = rpbench(*asked, "step_time_s")
+    assert rows[0]["pipedream"] < rows[0]["1f1b"] / 4
+    assert "pipedream: updates within a batch, and a step is one update; makespan_s is" in err
+    assert "updates" not in rpbench(*asked, "makespan_s")[2]
+
+
 def test_runs_without_a_choice_are_a_row(swept):
     """Simulations have no backend; none of them may vanish."""
     _, rows, err = swept("pivot", "--rows", "backend", "--columns", "schedule", "--value", "makespan_s")

@@ -99,7 +99,8 @@ def pivoted(options: dict[str, str]) -> Pivot:
             raise ValueError(unknown_name("baseline", baseline, list(known)))
         cells = cells.div(cells[known[baseline]], axis=0)
     in_slots = _slots(clocks, keys.loc[runs.index]) if value.endswith("_s") and not baseline else ()
-    return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in in_slots)))
+    remarks = (*in_slots, *(_updates(runs) if value == "step_time_s" else ()))
+    return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in remarks)))
 
 
 def _options(frame: Any, name: str) -> list[Any]:
@@ -134,6 +135,16 @@ def _slots(clocks: Any, keys: Any) -> tuple[str, ...]:
         if not keys.loc[~slots, name].isin(own).any():
             return (f"times of {name}={','.join(sorted(map(str, own)))} are slots, the others seconds",)
     return ("some of these times are slots (cost=unit), the others seconds",)
+
+
+def _updates(runs: Any) -> tuple[str, ...]:
+    """A remark where the steps of some schedules are updates within a batch, and those of others whole batches."""
+    if not {"num_updates", "num_steps"} <= {*runs}:
+        return ()
+    several = runs["num_updates"] > runs["num_steps"]
+    names = ", ".join(sorted(set(runs.loc[several, "schedule"])))
+    said = f"{names}: updates within a batch, and a step is one update; makespan_s is the time of the same batches"
+    return (said,) if several.any() and not several.all() else ()
 
 
 def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
