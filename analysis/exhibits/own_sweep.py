@@ -31,7 +31,7 @@ Work = tuple[tuple[str, str], ...]  # (name, value) of everything that makes wor
 REPEATED = "seed"
 _SAME = 1e-9  # relative difference of equal numbers
 # These change the work.
-SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num_steps", "cost")
+SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num_steps", "cost", "charge")
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ def work_of(row: Row) -> Work:
         "cluster": asked.get("cluster") or row.get("cluster"),
         "workload": row.get("workload"),
         "cost": asked.get("cost") or row.get("cost"),
+        "charge": asked.get("charge"),
         "evidence": row.get("evidence"),
         "times in": clock(row),
     }

@@ -70,7 +70,9 @@ def work_of(request: Request) -> str:
     times = [f"{key} {value:g}" for key, value in vars(request.cost).items() if key.endswith("_ms") and value]
     if times and cost == "constant":
         cost += f" ({', '.join(times)})"
-    return f"{request.model_name}, {sizes}, {request.cluster.name}, cost {cost}, {where}"
+    groups = ("cluster.", "cost.", "charge=")  # words of theirs change what the same work takes
+    more = [item for item in request.overrides if item.lstrip("+").startswith(groups) and "_ms=" not in item]
+    return ", ".join((request.model_name, sizes, request.cluster.name, f"cost {cost}", *sorted(more), where))
 
 
 def tags_of(row: Record) -> list[str]:

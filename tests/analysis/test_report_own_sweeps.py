@@ -154,19 +154,20 @@ def test_a_schedule_with_several_updates_for_a_batch_does_the_same_work(tmp_path
     assert found.caption.endswith(": pipedream with 95.")
 
 
-def test_another_machine_of_the_same_name_is_other_work(tmp_path: Path) -> None:
-    """A sweep over a constant of the cluster: its values do not compete, and are told by their name alone."""
-    cells = [(f"schedule={name}", f"cluster.copy_bytes_per_s={pace}") for pace in (1, 20) for name in ("gpipe", "1f1b")]
+@pytest.mark.parametrize("key, values", [("cluster.copy_bytes_per_s", (1, 20)), ("charge", ("hops", "bytes"))])
+def test_another_machine_of_the_same_name_and_another_charge_are_other_work(key, values, tmp_path: Path) -> None:
+    """Its values do not compete, and are told by their name alone."""
+    group, _, option = key.partition(".")
+    cells = [(f"schedule={name}", f"{key}={value}") for value in values for name in ("gpipe", "1f1b")]
+    configs = [{group: {"name": "none", option: value} if option else value} for value in values for _ in range(2)]
     rows = [
-        _record(f"{place:016x}", schedule=cell[0][9:], makespan_s=100.0 - place)
-        | {"config": {"cluster": {"name": "none", "copy_bytes_per_s": int(cell[1].partition("=")[2])}}}
-        for place, cell in enumerate(cells)
+        _record(f"{place:016x}", schedule=cell[0][9:], makespan_s=100.0 - place, config=config)
+        for place, (cell, config) in enumerate(zip(cells, configs, strict=True))
     ]
     found = swept(tmp_path / "results", cells, rows)
     assert found.question == "Which schedule is fastest at which size?"
-    assert found.caption.endswith(
-        "cluster.copy_bytes_per_s 1: 1f1b with 99; cluster.copy_bytes_per_s 20: 1f1b with 97."
-    )
+    told = [f"{key} {value}: 1f1b with {time}" for value, time in zip(values, (99, 97), strict=True)]
+    assert found.caption.endswith(f": {'; '.join(told)}.")
 
 
 def test_repeats_are_shown_as_a_range_and_ranges_that_meet_are_not_told_apart(tmp_path: Path) -> None:
