@@ -41,6 +41,7 @@ const charts = (() => {
   function bars(id, groups, names, title, choose) {
     const width = wide(id), lines = Math.max(...groups.map((group) => group.label.split("\n").length));
     const y = { field: "label", type: "nominal", sort: null, title: "what ran", axis: { labelExpr: "split(datum.label, '\\n')",
+      labelOffset: { expr: "-6 * (length(split(datum.label, '\\n')) - 1)" },
       labelLimit: 0, titleAngle: 0, titleAnchor: "start", titleAlign: "right", titleX: -6, titleY: -8 } };
     const shown = [{ field: "label", title: "what ran" }, { field: "median", title, format: ",.5~g" },
       { field: "runs", title: "runs" }, { field: "low", title: "least", format: ",.5~g" },

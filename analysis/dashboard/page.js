@@ -68,8 +68,8 @@ const usual = () => ["tokens_per_s", "makespan_s", "makespan_slots"].find((key) 
 const where = (row) => row.contender || row.backend || row.mode;
 
 function parts(row) {
-  return [String(row.schedule), row.model, `${row.num_devices} devices x ${row.num_microbatches}`, row.cluster, row.workload,
-    row.cost, where(row), row.evidence].map((part) => String(part ?? "–"));
+  return [String(row.schedule), row.model, `${row.num_devices} devices, ${row.num_microbatches} microbatches`, row.cluster, row.workload,
+    row.cost, where(row), row.evidence, row.options].map((part) => String(part ?? "–"));
 }
 
 // Words in lines that fit into a label.
@@ -101,13 +101,16 @@ function grouped(found, metric, label) {
   const groups = new Map(), factor = metric.startsWith("bubble") ? 100 : 1;
   for (const row of found) {
     if (number(row[metric]) === null) continue;
-    const key = JSON.stringify(parts(row));
+    const key = JSON.stringify([...parts(row), row.asked]);
     if (!groups.has(key)) groups.set(key, { row, values: [] });
     groups.get(key).values.push(row[metric] * factor);
   }
+  const times = new Map(); // a label, as often as groups bear it: those differ in code or machine
+  for (const { row } of groups.values()) times.set(label.get(row.run_id), (times.get(label.get(row.run_id)) || 0) + 1);
   return [...groups.values()].map(({ row, values }) => {
     values.sort((a, b) => a - b);
-    return { label: label.get(row.run_id), schedule: String(row.schedule), evidence: row.evidence, run_id: row.run_id,
+    const own = label.get(row.run_id), more = times.get(own) > 1 ? `\n[${row.run_id.slice(0, 8)}]` : "";
+    return { label: own + more, schedule: String(row.schedule), evidence: row.evidence, run_id: row.run_id,
       median: median(values), low: values[0], high: values.at(-1), runs: values.length };
   }).sort((a, b) => (metric === "tokens_per_s" ? b.median - a.median : a.median - b.median));
 }

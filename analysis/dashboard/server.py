@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import BESIDES
 from rpbench.records import record
 from rpbench.records.describe import under_unit, unit
 from rpbench.records.manifest import PLANNED, Manifest, read_manifests
@@ -32,6 +33,7 @@ SHOWN = (
     *("run_id", *record.NAMES, "experiment", "contender", *record.COUNTS, "status", "reason", "evidence"),
     *("tokens_per_s", "step_time_s", "makespan_s", "bubble_makespan", "loss"),
 )
+_TOLD = (*record.NAMES, *record.COUNTS, "experiment", *BESIDES)  # of the words of a run, those beside its options
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_SPANS = 20_000
 
@@ -104,7 +106,11 @@ def _row(folder: Path) -> dict[str, Any] | None:
         row[key] = max(filter(is_finite, values), default=None) if isinstance(values, list) else None
     row["times_in"] = unit(found)
     row["has_curve"] = isinstance(found.get("loss_curve"), list)
-    row["command"] = " ".join(["python -m rpbench", *map(str, found.get("overrides") or ())])
+    typed = [str(item) for item in found.get("overrides") or ()]
+    row["command"] = " ".join(["python -m rpbench", *typed])
+    row["options"] = " ".join(item for item in typed if item.lstrip("+").partition("=")[0] not in _TOLD)
+    identity = record.identity_of(found)
+    row["asked"] = record.run_id(identity | {"subject": identity["subject"] | {"seed": None}})  # equal for repetitions
     row["has_timeline"] = (folder / TIMELINE).exists()
     return row
 

@@ -21,6 +21,7 @@ from analysis.exhibits.exhibit import NOTHING, Cell, Exhibit, Table, label, ours
 from analysis.records.runs import grouped
 from rpbench.records import manifest as manifests
 from rpbench.records.describe import Clock, clock
+from rpbench.records.differing import unlike
 from rpbench.records.manifest import Manifest
 from rpbench.yaml_file import read_keys
 
@@ -30,7 +31,7 @@ Work = tuple[tuple[str, str], ...]  # (name, value) of everything that makes wor
 REPEATED = "seed"
 _SAME = 1e-9  # relative difference of equal numbers
 # These change the work.
-SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num_steps", "cost")
+SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num_steps", "cost", "charge")
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,23 @@ def _repeated(rows: Sequence[Row]) -> str:
 
 def work_of(row: Row) -> Work:
     asked = row.get("config") or {}
-    cost = asked.get("cost") or row.get("cost")
-    tokens = row.get("tokens_per_step")
-    amount = ("tokens a step", tokens) if tokens else ("microbatches", row.get("num_microbatches"))
+    amount = ("microbatches", row.get("num_microbatches"))
+    if tokens := row.get("tokens_per_step"):  # of an optimizer step, and a schedule may take several for a batch
+        steps = row.get("num_steps") or 1
+        amount = ("tokens a step", tokens * (row.get("num_updates") or steps) // steps)
     named = {
         "model": row.get("model"),
         "devices": row.get("num_devices"),
         amount[0]: amount[1],
         "steps": asked.get("num_steps", row.get("num_steps")),  # a search may run more steps of overlapping ones
-        "cluster": row.get("cluster"),
+        "cluster": asked.get("cluster") or row.get("cluster"),
         "workload": row.get("workload"),
-        "cost": json.dumps(cost, sort_keys=True) if isinstance(cost, dict) else cost,
+        "cost": asked.get("cost") or row.get("cost"),
+        "charge": asked.get("charge"),
         "evidence": row.get("evidence"),
         "times in": clock(row),
     }
-    return tuple((name, str(value)) for name, value in named.items())
+    return tuple((name, json.dumps(value, sort_keys=True)) for name, value in named.items())
 
 
 def _is_ok(row: Row) -> bool:
@@ -142,8 +145,13 @@ def _is_ok(row: Row) -> bool:
 def works_told(contenders: Iterable[Contender]) -> dict[Work, str]:
     """The distinct works of some contenders, in words for what differs between them."""
     works = list(dict.fromkeys(each.work for each in contenders if each.is_ok))
-    differ = {name for work in works for name, value in work if any(dict(other).get(name) != value for other in works)}
-    return {work: ", ".join(_said(name, value) for name, value in work if name in differ) for work in works}
+    differ = unlike([{name: json.loads(value) for name, value in work} for work in works]) if works else {}
+    each = zip(*differ.values(), strict=True) if differ else [()] * len(works)
+    told = (zip(differ, values, strict=True) for values in each)
+    return {
+        work: ", ".join(_said(name, str(value)) for name, value in values if value is not None)
+        for work, values in zip(works, told, strict=True)
+    }
 
 
 def _said(name: str, value: str) -> str:

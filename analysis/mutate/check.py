@@ -96,7 +96,7 @@ def sampled(found: Iterable[tuple[str, Draw]], number: int, seed: int) -> list[M
 
 
 def _kind(path: Path) -> str:
-    if path[0] in record.PASSING or path == ("choices", "tracker"):
+    if path[0] in record.PASSING:
         return ORIGIN
     return ASKED if path[0] in _OF_THE_QUESTION else FOUND
 

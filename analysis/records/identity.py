@@ -23,7 +23,6 @@ from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 _OPTIONAL = ("mesh", "contender")  # names that most records do not have
-_FREE = ("overrides", "choices.tracker")  # these may differ: other overrides may ask for the same
 
 
 def problem(row: Record, experiment: str | None, cell: Cell, digests: Collection[str]) -> str | None:
@@ -58,7 +57,7 @@ def _unlike(row: Record, experiment: str | None, cell: Cell) -> str | None:
         for said in (row, due)
     )
     for name in dict.fromkeys((*wanted, *found)):
-        if found.get(name) != wanted.get(name) and name not in _FREE:
+        if found.get(name) != wanted.get(name) and name != "overrides":  # others may ask for the same
             return f"its {name} is {found.get(name)!r:.80}, the cell asks for {wanted.get(name)!r:.80}"
     return _asked_otherwise(row, request) or _made_elsewhere(row)
 

@@ -7,7 +7,7 @@ column is the model of the row; other rows have an id for each column.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,15 +149,24 @@ def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Lin
     """The paper's claim, the verdict and the evidence."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
     theirs = [each for each in found if each.claim.whose == "the paper's"]
-    against = sum(each.verdict == CONTRADICTED for each in theirs)
+    told = [each for each in theirs if each.verdict in (*EVALUATED, NOT_TESTABLE)]
+    against = sum(each.verdict == CONTRADICTED for each in told)
     cells = _kinds(known).values()
-    met = sum(set(kinds) == {REPRODUCED} for kinds in cells)
+    run = [kinds for kinds in cells if set(kinds) <= {*EVALUATED}]
+    met = sum(set(kinds) == {REPRODUCED} for kinds in run)
     counted = {
-        "<simulation>": f"{met} of {len(cells)} cells of its simulation come out to the last digit.",
-        "<against>": f"{against} of {len(theirs)} statements taken from it are contradicted.",
+        "<simulation>": _of(met, run, cells, "cells of its simulation", "come out to the last digit"),
+        "<against>": _of(against, told, theirs, "statements taken from it", "are contradicted"),
     }
     texts = {head: re.sub("<.*?>", lambda name: counted[name[0]], text) for head, text in _SCREEN["opening"].items()}
     return [_line(known, head, text) for head, text in texts.items()]
+
+
+def _of(number: int, told: Sized, every: Sized, what: str, outcome: str) -> str:
+    """A count among those that were checked, and how many were not: those have no outcome."""
+    unchecked = f"{len(every) - len(told)} of {len(every)} {what} were not checked here."
+    counted = f"{number} of {len(told)} {what} {outcome}."
+    return counted if len(told) == len(every) else f"{unchecked} {counted}" if told else unchecked
 
 
 def own_findings(verdicts: Iterable[Verdict]) -> list[Line]:

@@ -124,7 +124,7 @@ def request_of(found: Composed) -> Request:
         optimizer=typed(OptimizerConfig, config.optimizer),
         tracker=typed(TrackerConfig, config.tracker),
         results_dir=Path(config.results_dir),
-        choices={**choices, "mode": mode.name},
+        choices={key: name for key, name in {**choices, "mode": mode.name}.items() if key not in BESIDES},
         overrides=found.overrides,
         subject={
             **_subject(config, mode, schedule, files),

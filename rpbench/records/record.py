@@ -142,7 +142,7 @@ def identity_of(record: Record) -> dict[str, Any]:
         "subject": record["config"],
         "choices": record["choices"],
         "code_version": record.get("code_version"),
-        **(record["surroundings"] or {}),
+        **(record.get("surroundings") or {}),
     }
 
 
@@ -161,6 +161,8 @@ def find(results: Path, name: str) -> Record:
     if found:
         raise ValueError(f"run {name!r}: {len(found)} records of {results} begin with it; give more digits")
     known = sorted(path.parent.name for path in results.glob("*/record.json"))
+    if any(each.startswith(name) for each in known):
+        raise ValueError(f"run {name!r}: its record of {results} is damaged; make it again, by its command")
     near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))
     way_out = f"nearest: {near}" if near else "there are no records; run something, or give results_dir=DIR"
     raise ValueError(f"run {name!r}: no record of {results} begins with it; {way_out}")
@@ -252,12 +254,12 @@ def write_atomically(path: Path, text: str | bytes) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors inside name this file; the system names none for a full disk."""
+    """Errors inside name this file, and no temporary one; the system names none for a full disk."""
     try:
         yield
     except OSError as error:
         if error.errno is not None:
-            error.filename = error.filename or str(path)
+            error.filename = str(path)
         raise
 
 

@@ -53,7 +53,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     folder = request.results_dir / name
     record.check_writable(request.results_dir, "results_dir")
     if may_be_found(request) and (known := _finished(folder, with_timeline=request.save_timeline)):
-        tracking.mirror(request, known, None)
+        tracking.mirror(request, known)
         return known
     work = prepare(request)
     opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from rpbench.advice.causes import causes_of
@@ -78,9 +79,13 @@ def collection_paused() -> Iterator[None]:
 
 
 def assembled_of(request: Request) -> Assembled:
-    """The request's schedule and all it needs, checked."""
+    """The request's schedule and all it needs, checked; ScheduleError where costs leave an action without a time."""
     with collection_paused():
-        return assemble(request) if request.tuning_budget is None else tuned(request)
+        found = assemble(request) if request.tuning_budget is None else tuned(request)
+    if request.backend is None or request.backend.name in ("virtual", "emulated"):  # whose clock are the costs
+        for kind, stage in chain.from_iterable(found.graph.slots):
+            found.costs.of(kind, stage)
+    return found
 
 
 def scheduled(request: Request, assembled: Assembled, execute: Callable[[], Outcome]) -> Work:

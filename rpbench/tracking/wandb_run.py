@@ -10,7 +10,7 @@ repository's address.
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,7 +70,9 @@ def work_of(request: Request) -> str:
     times = [f"{key} {value:g}" for key, value in vars(request.cost).items() if key.endswith("_ms") and value]
     if times and cost == "constant":
         cost += f" ({', '.join(times)})"
-    return f"{request.model_name}, {sizes}, {request.cluster.name}, cost {cost}, {where}"
+    groups = ("cluster.", "cost.", "charge=")  # words of theirs change what the same work takes
+    more = [item for item in request.overrides if item.lstrip("+").startswith(groups) and "_ms=" not in item]
+    return ", ".join((request.model_name, sizes, request.cluster.name, f"cost {cost}", *sorted(more), where))
 
 
 def tags_of(row: Record) -> list[str]:
@@ -97,6 +99,15 @@ def summary_of(row: Record) -> dict[str, Any]:
     if row.get("loss_curve"):
         summary["loss_lowest"] = min(row["loss_curve"])
     return summary
+
+
+def history_of(row: Record, tokens: int) -> Iterator[Row]:
+    """The rows of a record's batches, each of so many tokens: loss, tokens and times."""
+    before = 0.0
+    for step, (loss, end) in enumerate(zip(*(row.get(key) or () for key in _CURVES), strict=True)):
+        passed, before = end - before, end
+        pace = {"train/step_time_s": passed, "train/tokens_per_s": tokens / passed} if passed > 0 else {}
+        yield {STEP: step, "train/loss": loss, "train/tokens": (step + 1) * tokens, "train/time_s": end, **pace}
 
 
 # --- the artifact of a run: record, schedule text, timeline as a trace and as a picture ---
@@ -248,9 +259,9 @@ class Mirror:
         expected = "simulated" if opening["backend"] == "virtual" else None
         self._in_slots = clock({"cost": opening["cost"], "evidence": expected}) == "slots"
         self._guarded(lambda: setattr(self, "_run", start(request, opening, self._attempt)))
-        self.step = self._step
+        self.step = self.hear
 
-    def _step(self, row: Row) -> None:
+    def hear(self, row: Row) -> None:
         if self._run is not None:
             values = in_slots(row) if self._in_slots else row
             self._guarded(lambda: self._run.log(values))
@@ -276,10 +287,13 @@ class Mirror:
             print(f"rpbench: the record is kept, but wandb failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def mirror(request: Request, row: Record, timeline: Timeline | None) -> None:
-    """Send an existing record, unless it has arrived before."""
+def mirror(request: Request, row: Record) -> None:
+    """Send an existing record with what it holds of its steps, unless it has arrived before."""
     if request.tracker.name != "none" and not _mark(request.results_dir / row["run_id"]).get("arrived"):
-        Mirror(request, row).end(row, timeline)
+        sent = Mirror(request, row)
+        for step in history_of(row, request.tokens_per_step or 0):
+            sent.hear(step)
+        sent.end(row, None)
 
 
 def _mark(folder: Path) -> dict[str, Any]:

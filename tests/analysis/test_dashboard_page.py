@@ -194,6 +194,23 @@ def test_a_browser_shows_charts_with_units_and_links_to_everybody(page, width, d
 
 @pytest.mark.browser
 @needs_chromium
+def test_a_bar_holds_repetitions_of_one_question_alone(page, results):
+    """Three runs that differ in their seed; two of other options; two of the same words by other code."""
+    same = {"schedule": "1f1b", "model": "m", "tokens_per_s": 4000.0}
+    for number, recompute in ((5, "all"), (6, "none")):
+        fields = {"overrides": ["schedule=1f1b", f"recompute={recompute}"], "config": {"recompute": recompute}}
+        write(results, record_of(number, **same, **fields))
+    for number in (7, 8):
+        write(results, record_of(number, **same, code_version=str(number)))
+    tab = page(1400, False, "schedule=1f1b&metric=tokens_per_s")
+    assert tab.read("document.querySelectorAll('#bars .mark-rect path').length") == 5
+    bars = " ".join(tab.read(SEEN)["bars"])
+    for words in ("recompute=all", "recompute=none", f"[{7:016x}"[:9], f"[{8:016x}"[:9]):
+        assert words in bars
+
+
+@pytest.mark.browser
+@needs_chromium
 def test_sweeps_that_have_ended_are_folded_where_they_are_many(page, results):
     for number in range(6):
         plan = write_plan(results, None, [f"sweep={number}"], [(f"seed={number}",)])

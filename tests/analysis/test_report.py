@@ -246,6 +246,10 @@ def test_the_first_screen_says_claim_verdict_and_evidence(texts: dict[str, str],
     assert "advise" in screen[ways:]
     calm = _first_page(replace(content, verdicts=[replace(v, kind="not in this scope") for v in content.verdicts]))
     assert calm.count("as declared; its runs are not in this scope") == 5
+    for words in ("25 of 25 cells of its simulation", " statements taken from it"):  # were 0 of 25 that come out
+        assert f"{words} were not checked here." in calm
+    assert "come out to the last digit" not in calm
+    assert "25 of 25 cells of its simulation come out to the last digit." in screen
 
 
 def test_discrepancies_are_all_there(texts: dict[str, str]) -> None:

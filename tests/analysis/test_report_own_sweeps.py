@@ -145,6 +145,31 @@ def test_the_same_tokens_are_the_same_work_and_other_costs_are_not(tmp_path: Pat
     assert [("★" in row[2].text) for row in found.table.rows] == [False, True, False]
 
 
+def test_a_schedule_with_several_updates_for_a_batch_does_the_same_work(tmp_path: Path) -> None:
+    """PipeDream steps after every microbatch: three batches of 2048 tokens are 24 updates of 256."""
+    whole, each = (_record(character * 16, num_steps=3, tokens_per_step=2048, num_updates=3) for character in "ab")
+    each |= {"schedule": "pipedream", "tokens_per_step": 256, "num_updates": 24, "makespan_s": 95.0}
+    found = swept(tmp_path / "results", [("schedule=1f1b",), ("schedule=pipedream",)], [whole, each])
+    assert found.question == "Which schedule is fastest?"
+    assert found.caption.endswith(": pipedream with 95.")
+
+
+@pytest.mark.parametrize("key, values", [("cluster.copy_bytes_per_s", (1, 20)), ("charge", ("hops", "bytes"))])
+def test_another_machine_of_the_same_name_and_another_charge_are_other_work(key, values, tmp_path: Path) -> None:
+    """Its values do not compete, and are told by their name alone."""
+    group, _, option = key.partition(".")
+    cells = [(f"schedule={name}", f"{key}={value}") for value in values for name in ("gpipe", "1f1b")]
+    configs = [{group: {"name": "none", option: value} if option else value} for value in values for _ in range(2)]
+    rows = [
+        _record(f"{place:016x}", schedule=cell[0][9:], makespan_s=100.0 - place, config=config)
+        for place, (cell, config) in enumerate(zip(cells, configs, strict=True))
+    ]
+    found = swept(tmp_path / "results", cells, rows)
+    assert found.question == "Which schedule is fastest at which size?"
+    told = [f"{key} {value}: 1f1b with {time}" for value, time in zip(values, (99, 97), strict=True)]
+    assert found.caption.endswith(f": {'; '.join(told)}.")
+
+
 def test_repeats_are_shown_as_a_range_and_ranges_that_meet_are_not_told_apart(tmp_path: Path) -> None:
     measured = {"gpipe": (10.0, 11.0, 14.0), "1f1b": (12.0, 13.0, 13.5), "zb_h1": (15.0, 16.0, 17.0)}
     cells = [(f"schedule={name}", f"seed={seed}") for name in measured for seed in range(3)]

@@ -63,6 +63,22 @@ def test_compare_says_what_is_noise(rpbench):
     assert "some runs count slots and others seconds" in err
 
 
+def test_no_repetitions_are_runs_whose_options_or_surroundings_differ(rpbench, monkeypatch):
+    """Options of one cost differ also beside a run of another cost; variables of the environment change the run."""
+    asked = (("constant", 0), ("constant", 1), ("unit", None))
+    words = [(f"cost={cost}", *([] if hop is None else [f"cost.hop_ms={hop}"])) for cost, hop in asked]
+    runs = [rpbench("num_devices=4", *each)[1][0]["run_id"] for each in words]
+    _, (answer,), _ = rpbench("compare", *runs)
+    assert answer["differing"]["cost.hop_ms"] == [0, 1, None]
+    assert answer["noise"]["makespan_s"] == [None, "beyond", None]
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "another")
+    other = rpbench("num_devices=4", *words[0])[1][0]["run_id"]
+    _, (answer,), _ = rpbench("compare", runs[0], other)
+    assert [*answer["differing"]] == ["environment.OPENBLAS_CORETYPE"]
+    err = rpbench("pivot", "--rows", "cost.hop_ms", "--columns", "cost", "--value", "bubble_span")[2]
+    assert "up to 2 runs of one request; compare says in what surroundings" in err
+
+
 def test_compare_knows_what_failures_cost(rpbench):
     asked = ("mode=failures", "num_devices=4", "num_microbatches=8", "mode.failures=[[1,400]]", "mode.horizon_steps=20")
     rows = [rpbench(*asked, f"mode.policy={policy}")[1][0] for policy in ("checkpoint", "gemini")]

@@ -9,6 +9,7 @@ import pytest
 
 from rpbench.cli import dispatch
 from rpbench.commands.recorded.pivot import Pivot
+from rpbench.records import provenance
 
 SWEEP = ("-m", "schedule=1f1b,gpipe", "num_microbatches=4,8", "cost=constant")
 ASKED = ("pivot", "--rows", "schedule", "--columns", "num_microbatches", "--value", "makespan_s")
@@ -43,6 +44,12 @@ def test_a_cell_is_the_run_of_its_keys(swept):
 def test_a_cell_of_several_runs_says_so(swept):
     swept(*SWEEP, "num_devices=4")
     assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
+
+
+def test_a_cell_of_runs_by_other_code_says_so(swept, monkeypatch):
+    monkeypatch.setattr(provenance, "code_version", lambda: "other")
+    swept(*SWEEP, "num_devices=2")
+    assert "a cell is the median of up to 2 runs that differ in code_version" in swept(*ASKED)[2]
 
 
 def test_imported_runs_of_one_cell_are_a_median(rpbench, tmp_path):
@@ -82,6 +89,16 @@ def test_slots_stay_slots_over_an_export_and_an_import(rpbench):
     words = ("pivot", "--rows", "schedule", "--columns", "model", "--value", "makespan_s", "results_dir=back")
     status, _, err = rpbench(*words)
     assert (status, "some of the runs count slots" in err) == (2, True)
+
+
+def test_steps_that_are_updates_within_a_batch_are_named(rpbench):
+    """PipeDream updates after every microbatch, so that its step is a quarter of a batch or less."""
+    rpbench("-m", "schedule=1f1b,pipedream", "num_devices=2", "num_microbatches=4", "num_steps=3")
+    asked = ("pivot", "--rows", "model", "--columns", "schedule", "--value")
+    _, rows, err = rpbench(*asked, "step_time_s")
+    assert rows[0]["pipedream"] < rows[0]["1f1b"] / 4
+    assert "pipedream: updates within a batch, and a step is one update; makespan_s is" in err
+    assert "updates" not in rpbench(*asked, "makespan_s")[2]
 
 
 def test_runs_without_a_choice_are_a_row(swept):

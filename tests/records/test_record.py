@@ -82,17 +82,18 @@ def test_a_record_keeps_what_was_chosen(tmp_path):
 def test_a_write_that_fails_leaves_the_old_record_and_no_rubbish(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     record.write(folder, {"run_id": "run", "value": 1})
-    full = OSError(errno.ENOSPC, "disk full")  # the system names no file
+    full = OSError(errno.ENOSPC, "disk full")
     monkeypatch.setattr(record, "boundary", lambda: (_ for _ in ()).throw(full))
     for write in (
         lambda: record.write(folder, {"run_id": "run", "value": 2}),
         lambda: record.append_line(folder / "record.json", "line"),
         lambda: record.create(folder / "other", "text"),
     ):
-        full.filename = None
+        full.filename = ".record.json.abc-1"  # the temporary file, which nobody knows
         with pytest.raises(OSError, match="disk full") as told:
             write()
         assert str(folder) in str(told.value)
+        assert ".abc-1" not in str(told.value)
     assert json.loads((folder / "record.json").read_text())["value"] == 1
     assert [path.name for path in folder.iterdir()] == ["record.json"]
 
@@ -139,6 +140,8 @@ def test_what_is_no_record_is_said_and_not_counted(change, said, tmp_path, capsy
     path.write_text(json.dumps(row))
     assert list(record.read_all(tmp_path)) == []
     assert said in capsys.readouterr().err
+    with pytest.raises(ValueError, match="is damaged; make it again"):  # it was called no record, nearest to itself
+        record.find(tmp_path, path.parent.name[:8])
 
 
 def test_a_run_that_breaks_leaves_a_failed_record_that_is_tried_again(tmp_path, monkeypatch):

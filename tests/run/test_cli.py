@@ -478,6 +478,18 @@ def test_a_prediction_says_which_choices_are_those_of_the_published_run(rpbench)
     assert "without effect" not in plain[2]
 
 
+@pytest.mark.parametrize("words", [(), ("backend=virtual",), ("-m",), ("-m", "--dry-run")])
+def test_costs_that_do_not_split_a_backward_are_refused_before_the_run(words, rpbench, tmp_path):
+    """It was a failed run with a traceback, which a sweep tried again each time."""
+    status, rows, err = rpbench(*words, "schedule=zb_h1", "model=qwen3_1p7b", "cost=published", "num_devices=4")
+    said = [err, *(str(row.get("reason")) for row in rows)]
+    assert any("these costs do not split backward; use cost=constant" in each for each in said)
+    if "--dry-run" in words:
+        assert [row["state"] for row in rows] == ["not applicable"]
+    else:
+        assert (status, rows, [*tmp_path.glob("results/*/record.json")]) == (2, [], [])
+
+
 def test_compare_puts_runs_side_by_side(rpbench):
     rows = [rpbench(f"schedule={name}", "num_devices=4")[1][0] for name in ("gpipe", "interleaved_1f1b")]
     status, (answer,), err = rpbench("compare", rows[0]["run_id"], rows[1]["run_id"][:12])

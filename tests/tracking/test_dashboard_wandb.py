@@ -53,10 +53,12 @@ def test_the_work_of_runs_says_whether_they_may_be_compared():
             ["schedule=1f1b", "num_microbatches=8", "workload.microbatch_sequences=2"],
             ["schedule=1f1b", "num_microbatches=8"],
             ["schedule=1f1b", "cost=constant", "cost.forward_ms=2"],
+            ["schedule=1f1b", "cost=constant", "cost.forward_ms=2", "cost.overlap_gain=0.5"],
+            ["schedule=1f1b", "cluster.transfer_latency_s=1"],
         )
     ]
     assert works[0] == works[1] == works[2]
-    assert len(set(works[2:])) == 3
+    assert len(set(works[2:])) == 5
 
 
 def test_without_a_key_nothing_is_made_and_the_way_out_is_said(capsys, monkeypatch):

@@ -107,6 +107,27 @@ def test_verdicts_arrive_once_each_under_a_name_of_its_own(offline, tmp_path):
     assert row["run_id"] in json.dumps(artifact)
 
 
+def test_a_run_that_is_there_is_sent_with_its_steps_and_not_made_again(offline, tmp_path):
+    """Who listens is no part of a run: with a tracker it is the same one."""
+    asked = ["model=tiny_gpt", "model.num_layers=2", "model.hidden=16", "num_devices=2", "num_microbatches=2"]
+    asked += ["backend=virtual", "num_steps=3", "schedule=1f1b", "cost=constant", f"results_dir={tmp_path}"]
+    (row,) = run(load(asked))
+    assert run(load([*asked, "tracker=wandb"])) == [row]
+    run(load([*asked, "tracker=wandb", "force=true"]))
+    found, live = (_steps(folder) for folder in sorted((tmp_path / "wandb").glob(f"offline-run-*-{row['run_id']}*")))
+    assert len(found) == len(live) == 3
+    for step, heard in zip(found, live, strict=True):
+        assert step == {name: pytest.approx(heard[name]) for name in step}
+        assert heard.keys() - step.keys() == {"train/wall_s", "train/bubble"}
+
+
+def _steps(folder):
+    """What an offline run has logged of each step."""
+    history = [line["history"]["item"] for line in sent(folder) if line["type"] == "history"]
+    rows = [{name: item[name] for name in item if name.startswith("train/")} for item in history]
+    return [row for row in rows if row]
+
+
 def test_what_cannot_fit_is_no_finished_run(offline, tmp_path):
     """One GiB holds no 8B model."""
     asked = ["schedule=gpipe", "model=llama31_8b", "num_devices=2", "cluster=8x_rtx4090", "num_microbatches=2"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rpbench.records.describe import IN_SLOTS, clock
+from rpbench.records.differing import differing
 from rpbench.records.record import Record, find
 from rpbench.untrusted import is_finite
 
@@ -100,14 +101,14 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     if len(names) < 2:
         raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")
     rows = [find(results, name) for name in names]
-    asked = [row | _options(row, rows) for row in rows]
-    differing = [key for key in _choice_keys(asked) if len({str(row.get(key)) for row in asked}) > 1]
+    differ = {key: [row.get(key) for row in rows] for key in _choice_keys(rows)}
+    differ |= {key: values for key, values in differing(rows).items() if key not in differ}
     metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
     for row, key in product(rows, metrics):
         if row.get(key) is not None and not is_finite(row[key]):
             raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
     ratios = {key: [_ratio(row, rows[0], key) for row in rows] for key in metrics}
-    groups = [tuple(str(row.get(key)) for key in differing if key != "seed") for row in asked]
+    groups = [tuple(str(values[at]) for key, values in differ.items() if key != "seed") for at in range(len(rows))]
     verdicts = {key: _verdicts(rows, key, groups) for key in metrics}
     cells = {
         key: [
@@ -116,12 +117,12 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
         ]
         for key in metrics
     }
-    _print_table(asked, differing, cells, people)
+    _print_table(rows, differ, cells, people)
     for remark in _remarks(rows, verdicts):
         print(f"rpbench: {remark}", file=people)
     return {
         "runs": [row["run_id"] for row in rows],
-        "differing": {key: [row.get(key) for row in asked] for key in differing},
+        "differing": differ,
         "metrics": {key: [row.get(key) for row in rows] for key in metrics},
         "over_first": ratios,
         "noise": verdicts,
@@ -151,49 +152,15 @@ def _remarks(rows: list[Record], verdicts: dict[str, list[str | None]]) -> list[
 
 
 def _choice_keys(rows: list[Record]) -> list[str]:
-    """Plain choices of the runs: all keys of their records that are neither metrics nor provenance."""
+    """Plain fields of the runs that differ: of all keys of their records that are neither metrics nor provenance."""
     besides = {"run_id", "reason", "started_at", "git_commit", "code_version", "digest", *_METRICS}
-    keys = dict.fromkeys(key for row in rows for key in row)
     return [
         key
-        for key in keys
+        for key in dict.fromkeys(key for row in rows for key in row)
         if key not in besides
-        and ("." in key or all(isinstance(row.get(key), str | int | None) for row in rows))
-        and any(row.get(key) is not None for row in rows)
+        and all(isinstance(row.get(key), str | int | None) for row in rows)
+        and len({str(row.get(key)) for row in rows}) > 1
     ]
-
-
-def _options(row: Record, rows: list[Record]) -> dict[str, Any]:
-    """Options of a run's configuration that are no keys of its record, named as on the command line.
-
-    Options of a group, such as the sizes of a model, are left out where the runs have different groups of that kind.
-    """
-    config = row.get("config") or {}
-    found = {key: value for key, value in (row.get("choices") or {}).items() if key not in config and key not in row}
-    for key, value in config.items():
-        if not isinstance(value, dict):
-            found |= {} if key in row else {key: value}
-        elif len({_name(other, key) for other in rows}) == 1:
-            found |= {f"{key}.{name}": each for name, each in _flat(value).items() if name != "name"}
-        elif key not in row:
-            found[key] = _name(row, key)
-    return found
-
-
-def _name(row: Record, group: str) -> Any:
-    value = (row.get("config") or {}).get(group)
-    return value.get("name") if isinstance(value, dict) else value
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested options under dotted names, without the sources of numbers."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and key != "declared":
-            found |= {f"{key}.{name}": each for name, each in _flat(value).items()}
-        elif key != "declared":
-            found[key] = value
-    return found
 
 
 def _ratio(row: Record, first: Record, key: str) -> float | None:
@@ -210,9 +177,11 @@ def _cell(value: float | None, ratio: float | None, verdict: str | None) -> str:
     return f"{value:.6g}" + (f" ({ratio:.3f}x)" if ratio is not None else "") + _MARKS.get(verdict or "", "")
 
 
-def _print_table(rows: list[Record], differing: list[str], metrics: dict[str, list[str]], people: TextIO) -> None:
+def _print_table(
+    rows: list[Record], differ: dict[str, list[Any]], metrics: dict[str, list[str]], people: TextIO
+) -> None:
     lines = [["", *(row["run_id"][:8] for row in rows)]]
-    lines += [[key, *(str(row.get(key)) for row in rows)] for key in differing]
+    lines += [[key, *map(str, values)] for key, values in differ.items()]
     lines += [[key, *cells] for key, cells in metrics.items()]
     widths = [max(len(line[column]) for line in lines) for column in range(len(rows) + 1)]
     for line in lines:

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from rpbench.commands.recorded.store import latex_table, options_of, table
 from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
+from rpbench.records.differing import NAMED, differing
 from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 
@@ -22,12 +23,6 @@ ASKED = {
     "out": "",
     "results_dir": "results",
 }
-# Choices that are named where the runs of one cell differ in them.
-_CHOICES = (
-    *record.NAMES,
-    *("experiment", "partition", "dispatch", "offload"),
-    *("num_devices", "num_microbatches", "num_steps", "seed"),
-)
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,8 @@ def pivoted(options: dict[str, str]) -> Pivot:
             raise ValueError(unknown_name("baseline", baseline, list(known)))
         cells = cells.div(cells[known[baseline]], axis=0)
     in_slots = _slots(clocks, keys.loc[runs.index]) if value.endswith("_s") and not baseline else ()
-    return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in in_slots)))
+    remarks = (*in_slots, *(_updates(runs) if value == "step_time_s" else ()))
+    return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in remarks)))
 
 
 def _options(frame: Any, name: str) -> list[Any]:
@@ -141,19 +137,30 @@ def _slots(clocks: Any, keys: Any) -> tuple[str, ...]:
     return ("some of these times are slots (cost=unit), the others seconds",)
 
 
-def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
-    """A note on cells that hold several runs: how many, and the choices in which they differ."""
-    most = int(frame.groupby([row, column], dropna=False).size().max())
-    if most < 2:
+def _updates(runs: Any) -> tuple[str, ...]:
+    """A remark where the steps of some schedules are updates within a batch, and those of others whole batches."""
+    if not {"num_updates", "num_steps"} <= {*runs}:
         return ()
-    given = frame["overrides"].fillna("[]") if "overrides" in frame else []  # imported records have none
-    asked = [dict(item.partition("=")[::2] for item in json.loads(text)) for text in given]
-    typed = {key: [each.get(key) for each in asked] for key in {key for each in asked for key in each}}
-    frame = frame.assign(**{key: values for key, values in typed.items() if key not in frame})
-    names = [
-        name for name in (*_CHOICES, *sorted({*typed} - {*_CHOICES})) if name in frame and name not in (row, column)
-    ]
-    cells = frame.groupby([row, column], dropna=False)
-    varying = [name for name in names if int(cells[name].nunique(dropna=False).max()) > 1]
-    what = f"that differ in {', '.join(varying)}" if varying else "of one request"
-    return (f"rpbench: a cell is the median of up to {most} runs {what}",)
+    several = runs["num_updates"] > runs["num_steps"]
+    names = ", ".join(sorted(set(runs.loc[several, "schedule"])))
+    said = f"{names}: updates within a batch, and a step is one update; makespan_s is the time of the same batches"
+    return (said,) if several.any() and not several.all() else ()
+
+
+def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
+    """A note on cells that hold several runs: how many, and in what they differ."""
+    cells = [cell for _, cell in frame.groupby([row, column], dropna=False) if len(cell) > 1]
+    if not cells:
+        return ()
+    asked = [name for name in (*NAMED, "config", "choices") if name in frame]
+    frames = [cell[asked].drop_duplicates().astype(object) for cell in cells]
+    varying = {name: None for each in frames for name in differing(_records(each.where(each.notna(), None)))}
+    names = ", ".join(name for name in varying if name not in (row, column))
+    what = f"that differ in {names}" if names else "of one request; compare says in what surroundings"
+    return (f"rpbench: a cell is the median of up to {max(map(len, cells))} runs {what}",)
+
+
+def _records(frame: Any) -> list[Record]:
+    """Rows as records, with the objects that a table holds as texts."""
+    nested = ("config", "choices")
+    return [row | {key: json.loads(row.get(key) or "{}") for key in nested} for row in frame.to_dict("records")]

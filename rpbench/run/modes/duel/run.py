@@ -42,10 +42,12 @@ def found_or_made(
     results = request.results_dir
     ids = {entrant.name: record.run_id({**identity(request), "contender": entrant.name}) for entrant in entrants}
     record.check_writable(results, "results_dir")
-    known = [record.read(results / run_id) for run_id in ids.values()]
-    if may_be_found(request) and all(row is not None and row["status"] != "failed" for row in known):
-        return [row for row in known if row is not None]
-    return make(ids)
+    found = [row for run_id in ids.values() if (row := record.read(results / run_id)) and row["status"] != "failed"]
+    if not may_be_found(request) or len(found) < len(ids):
+        return make(ids)
+    for row in found:
+        tracking.mirror(request, row)
+    return found
 
 
 def write_all(request: Request, rows: list[Record], verdicts: Mapping[str, Fields]) -> list[Record]:
@@ -53,7 +55,7 @@ def write_all(request: Request, rows: list[Record], verdicts: Mapping[str, Field
     for row in rows:
         row |= verdicts.get(row["contender"], {})
         row |= record.write(request.results_dir / row["run_id"], row)
-        tracking.mirror(request, row, None)
+        tracking.mirror(request, row)
     return rows
 
 
