@@ -17,7 +17,8 @@ from rpbench.ir.partition import Partition
 class Layout:
     """Modules of a model of `num_modules` and `num_head_shards`, per forward stage and per backward stage.
 
-    Forwards keep the input of one stage in `keeps_every`.
+    Forwards keep the input of one stage in `keeps_every`. That of the first one is the tokens, or with `keeps_embedded`
+    the embedding's output, as in Megatron-LM.
     """
 
     forward: tuple[range, ...]
@@ -26,6 +27,7 @@ class Layout:
     fused: bool
     num_head_shards: int = 0
     keeps_every: int = 1
+    keeps_embedded: bool = False
 
     @property
     def head(self) -> int | None:
@@ -38,8 +40,9 @@ class Layout:
 
     @cached_property
     def starts(self) -> frozenset[int]:
-        """First modules of the backward stages whose input a forward keeps for recomputation."""
-        return frozenset(modules.start for modules in self.backward[:: self.keeps_every])
+        """The modules whose input a forward keeps for recomputation: the first of backward stages, or of the layers."""
+        embedded = {1} if self.keeps_embedded else set()
+        return frozenset(modules.start for modules in self.backward[:: self.keeps_every]) | embedded
 
     def stage_of(self, module: int) -> int:
         """The backward stage that a module is updated with."""
@@ -69,12 +72,14 @@ class Layout:
         return found
 
 
-def layout_of(partition: Partition, num_head_shards: int = 0, keeps_every: int = 1) -> Layout:
+def layout_of(
+    partition: Partition, num_head_shards: int = 0, keeps_every: int = 1, *, keeps_embedded: bool = False
+) -> Layout:
     num_modules = partition.num_layers + 2
     backward = _modules(partition.backward_ranges(), num_modules)
     stop = backward[-1].start if partition.fused else num_modules
     forward = _modules(partition.forward_ranges(), stop)
-    return Layout(forward, backward, num_modules, partition.fused, num_head_shards, keeps_every)
+    return Layout(forward, backward, num_modules, partition.fused, num_head_shards, keeps_every, keeps_embedded)
 
 
 def _modules(layers: tuple[range, ...], stop: int) -> tuple[range, ...]:

@@ -96,7 +96,8 @@ class Training:
         assert partition is not None  # or it has been refused
         self.uncut, self.settings = workload, settings or Settings()
         self.workload, self.start = cut(workload, given.schedule, start)
-        self.layout = layout_of(partition, self.workload.num_head_shards, keeps_every)
+        moves = given.schedule.weights is WeightsAre.BOUND and moves_activations(given.schedule)
+        self.layout = layout_of(partition, self.workload.num_head_shards, keeps_every, keeps_embedded=moves)
         self._check(given.schedule)
         self._rewriting, validated = ReportedLock(), Kind.VALIDATE in given.schedule.kinds
         self.step_groups = step_groups(self.workload, self.layout, self.settings.optimizer, validated=validated)

@@ -54,7 +54,7 @@ class Traffic:
     """A `Copy` that counts."""
 
     def __init__(self, copy: Copy) -> None:
-        # (device, lane) -> bytes copied to it over lanes h2d and net, and from it over d2h
+        # (device, lane) -> bytes that the device's own actions have copied over a lane, whichever way
         self.moved_bytes: Counter[tuple[int, str]] = Counter()
         self._copy, self._lock = copy, threading.Lock()
 
@@ -129,7 +129,8 @@ class Transfers:
         transfer = self._sums[number]
         microbatches = microbatches_of(self._index, transfer)
         window = self._reduced[action.stage, transfer.visits[0].step + 1]
-        window.reduce(self._index.device(number), microbatches[0], lambda tensor, to: self._copy(tensor, to, "net"))
+        device = self._index.device(number)
+        window.reduce(device, microbatches[0], lambda tensor, to: self._copy(tensor, device, "net", to))
 
     def _hop(self, action: Action, number: int, gate: Gate) -> None:
         if self._lane(number) in ("h2d", "d2h"):
@@ -139,7 +140,7 @@ class Transfers:
         device, lane, action = self._index.device(number), self._lane(number), self._index.actions[number]
         peer = action.peer if isinstance(action.peer, int) and action.kind is Kind.STORE else None
         if peer is not None and action.object == "G":  # a sum goes from device to device
-            return lambda tensor: tensor if peer == device else self._copy(tensor, peer, "net")
+            return lambda tensor: tensor if peer == device else self._copy(tensor, device, "net", peer)
         return lambda tensor: self._copy(tensor, device, lane, peer)  # a SEND goes by the host all the same
 
     def _lane(self, number: int) -> str:

@@ -76,14 +76,16 @@ def _way_to_seconds(row: Record) -> str:
 
 def table(row: Record) -> list[str]:
     """The main figures of a run, a line each."""
-    memory = max(row.get("peak_memory_bytes") or [0])
+    memory, dtype = max(row.get("peak_memory_bytes") or [0]), row.get("config", {}).get("dtype")
+    wider = row.get("backend") not in (None, "emulated") and dtype in ("float32", "float64")
+    counted = f", counted in 16 bits, not in {dtype}" if wider else ""
     shown = {
         "run": f"{row['run_id'][:8]} ({row['status']}{', ' + row['evidence'] if row.get('evidence') else ''})",
         "makespan": _number(row.get("makespan_s"), f" {unit(row)}"),
         "step": _number(row.get("step_time_s"), f" {unit(row)}"),
         "tokens/s": _number(row.get("tokens_per_s"), "", ",.0f"),
         "bubble": _number(row.get("bubble_makespan"), " of the devices' time", ".2%"),
-        "memory": f"{memory / 1e9:.1f} GB on the fullest device" if memory else "",
+        "memory": f"{memory / 1e9:.1f} GB on the fullest device{counted}" if memory else "",
     }
     return [f"{name:<10}{value}" for name, value in shown.items() if value]
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 from spared import slow
 from test_compensation import Head, known
-from training_cases import TINY, assert_same, reference_of, train, workload_of
+from training_cases import assert_same, counted_bytes, reference_of, train, workload_of
 
-from rpbench.cost.footprint.sizes import model_bytes
-from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.ir.checks.check import check
@@ -100,9 +98,8 @@ def test_each_rule_trains_something_else_and_neither_on_the_newest_weights():
 def test_what_is_copied_is_what_the_actions_count(newest):
     schedule = complete(4, 1, 3, newest=newest)
     found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
-    counted = moved_bytes(schedule, model_bytes(TINY, 10))
     assert {lane for _, lane in found} == {"net"}
-    assert sum(found.values()) == sum(sum(device.values()) for device in counted)
+    assert +found == +counted_bytes(schedule)
 
 
 def test_a_worker_holds_its_stage_and_the_copies_that_have_come():

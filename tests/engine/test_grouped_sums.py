@@ -5,10 +5,8 @@ from collections import Counter
 import pytest
 import torch
 from spared import slow
-from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
+from training_cases import assert_same, counted_bytes, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.footprint.sizes import model_bytes
-from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
@@ -63,9 +61,8 @@ def test_the_order_of_a_sum_by_hand():
 def test_what_is_copied_is_what_the_actions_count():
     schedule = complete(4, 2, 2, 2)
     found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
-    counted = moved_bytes(schedule, model_bytes(TINY, 10))
     assert {lane for _, lane in found} == {"net"}
-    assert sum(found.values()) == sum(sum(device.values()) for device in counted)
+    assert +found == +counted_bytes(schedule)
 
 
 def test_a_device_keeps_the_slice_it_owns():

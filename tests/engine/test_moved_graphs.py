@@ -6,7 +6,7 @@ import pytest
 import torch
 from spared import slow
 from torch.multiprocessing.reductions import StorageWeakRef
-from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_costs, workload_of
+from training_cases import MOE, TINY, assert_same, counted_bytes, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
@@ -114,6 +114,15 @@ def test_as_much_comes_back_as_leaves():
     assert {lane for _, lane in moved} == {"d2h", "h2d"}
     for device in (0, 1):
         assert moved[device, "d2h"] == moved[device, "h2d"] > 0
+
+
+@pytest.mark.parametrize("name, p, m, v, options", [("bpipe", 4, 6, 1, {}), ("pipe_offload", 2, 4, 2, {})])
+def test_inputs_that_move_are_those_that_the_actions_count(name, p, m, v, options):
+    """That of the first stage is the embedding's output, as its memory counts it; not the tokens."""
+    schedule = complete(name, p, m, v, **options)
+    run = train(schedule, workload_of(schedule, dtype=torch.bfloat16), learning_rate=1e-2)
+    assert run.training.traffic.moved_bytes == counted_bytes(schedule)
+    assert_same(run, reference_of(run))
 
 
 # --- one graph by itself ---------------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from spared import slow, spared
 from test_replicated_training import complete
-from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
+from training_cases import TINY, assert_same, counted_bytes, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.footprint.sizes import model_bytes
-from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
@@ -160,11 +158,7 @@ def test_what_is_copied_is_what_the_actions_count(method, num_devices):
     """Links have as many bytes in the engine as in `moved_bytes`: all devices exactly, one but for where it is cut."""
     schedule = schedule_of(method, num_devices)
     training = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training
-    counted: Counter[tuple[int, str]] = Counter()
-    for device, moved in enumerate(moved_bytes(schedule, model_bytes(TINY, 10))):
-        for what, num_bytes in moved.items():
-            counted[device, what.split()[0]] += num_bytes
-    found = training.traffic.moved_bytes
+    counted, found = counted_bytes(schedule), training.traffic.moved_bytes
     num_transfers = sum(
         action.kind in (Kind.UNSHARD, Kind.LOAD, Kind.STORE, Kind.REDUCE_GRAD)
         for _, _, row in schedule.items()

@@ -7,10 +7,8 @@ import torch
 from spared import slow
 from test_compensation import Head, known
 from test_replicated_training import complete
-from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
+from training_cases import TINY, assert_same, counted_bytes, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.footprint.sizes import model_bytes
-from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
@@ -145,9 +143,8 @@ def test_a_run_that_goes_on_is_as_one_that_did_not_stop():
 def test_what_is_copied_is_what_the_actions_count():
     schedule = acco(3, each=1)
     found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
-    counted = moved_bytes(schedule, model_bytes(TINY, 10))
     assert {lane for _, lane in found} == {"net"}
-    assert sum(found.values()) == pytest.approx(sum(sum(device.values()) for device in counted), abs=200)
+    assert sum(found.values()) == pytest.approx(sum(counted_bytes(schedule).values()), abs=200)
 
 
 def test_scaled_losses_and_checkpoints_of_a_trial_are_refused():

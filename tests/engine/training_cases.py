@@ -1,12 +1,15 @@
 """What the engine's numerics tests share: small models, a run on the virtual clock, and its reference."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import Backend, execute
 from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
@@ -39,6 +42,15 @@ def workload_of(
         seed,
         model.dropout > 0,
     )
+
+
+def counted_bytes(schedule: Schedule) -> Counter[tuple[int, str]]:
+    """(device, lane) -> bytes that actions count for the model TINY in 16 bits."""
+    found: Counter[tuple[int, str]] = Counter()
+    for device, moved in enumerate(moved_bytes(schedule, model_bytes(TINY, 2 * TINY.seq_len))):
+        for what, num_bytes in moved.items():
+            found[device, what.split()[0]] += num_bytes
+    return found
 
 
 def uneven_costs(schedule: Schedule) -> CostTable:

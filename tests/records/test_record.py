@@ -9,6 +9,7 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.records import provenance, record
+from rpbench.records.describe import table
 from rpbench.run.modes import simulate
 from rpbench.run.recording import Outcome, Work, identity, recorded, run
 
@@ -171,3 +172,12 @@ def test_events_tell_how_a_run_went(tmp_path):
     (row,) = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
     lines = (tmp_path / row["run_id"] / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["started", "finished"]
+
+
+@pytest.mark.parametrize(
+    "backend, dtype, told",
+    [("cpu", "float64", ", counted in 16 bits, not in float64"), ("cpu", "bfloat16", ""), (None, "float32", "")],
+)
+def test_memory_of_a_run_with_wider_tensors_says_how_it_is_counted(backend, dtype, told):
+    row = {"run_id": "a", "status": "ok", "backend": backend, "peak_memory_bytes": [2 * 10**9]}
+    assert table({**row, "config": {"dtype": dtype}})[-1] == f"memory    2.0 GB on the fullest device{told}"

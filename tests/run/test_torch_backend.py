@@ -4,7 +4,7 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.records import record
-from rpbench.run.training.torch_backend import _request
+from rpbench.run.training.torch_backend import _prepare, _request
 
 RUN = ("backend=torch", "model=tiny_gpt", "num_devices=2", "num_microbatches=4")
 
@@ -34,6 +34,11 @@ def test_a_step_has_the_tokens_of_all_replicas():
     asked, assembled = _request(request)
     assert asked.num_microbatches == 8
     assert assembled.tokens_per_step == request.tokens_per_step == 512
+
+
+def test_every_step_updates():
+    request = load([*RUN, "schedule=1f1b", "recompute=none", "num_steps=3"])
+    assert _prepare(request).opening["num_updates"] == 3
 
 
 def test_a_sweep_under_torchrun_is_refused(rpbench, monkeypatch):

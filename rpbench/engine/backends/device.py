@@ -84,10 +84,8 @@ class DeviceBackend(ThreadBackend):
 
     def copy(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
         """A copy of the tensor at the other end of a lane; to be called by the thread of that lane."""
-        goes_home = lane == "d2h" and peer is None
-        if not goes_home:
-            reader = device if lane != "d2h" else peer
-            assert reader is not None
+        reader = device if peer is None else peer
+        if lane != "d2h" or peer is not None:
             with at(self.accelerator_of(reader)):
                 made = copied_here(tensor)
             made.record_stream(self.stream_of(reader, "compute"))

@@ -161,10 +161,10 @@ class Passes:
         x = self._stages.keep(again, x, segment, weights, note, exchange)
         if len(again) < len(modules) or self._saved is not None:  # which knows a stage without layers as well
             graph, end = self._kept_graph(action.stage, modules[len(again) :], x, segment, weights)
-            if self.recompute_head:
-                self._kept[modules[-1], segment] = x
-            else:
+            if not self.recompute_head:
                 self._graphs[action.stage, segment] = graph
+            elif not again:  # else the layers below it make its input again
+                self._kept[modules[-1], segment] = x
             x = end
         if self._layout.head in modules:
             self._note_loss(segment, x)
@@ -261,11 +261,12 @@ class Passes:
 
     def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
         segment = _segment_of(action)
-        everywhere, head = self._keeps_all, self._layout.head
+        modules, starts, head = self._layout.backward[action.stage], self._layout.starts, self._layout.head
+        is_alone = self.recompute_head and modules.start == head
         return [
             (module, segment)
-            for module in self._layout.backward[action.stage]
-            if (self.recompute_head if module == head else module and (everywhere or module in self._layout.starts))
+            for module in modules
+            if (is_alone if module == head else module and (self._keeps_all or module in starts))
         ]
 
     def copy_boundary(self, action: Action, copy: Move) -> None:
@@ -296,7 +297,9 @@ class Passes:
 
     def recomputed(self, stage: int) -> list[range]:
         """The pieces that a backward stage recomputes, the last one first."""
-        return pieces(self._run_again(self._layout.backward[stage]), self._grain)
+        again = self._run_again(self._layout.backward[stage])
+        embedding = int(stage == 0 and self._layout.keeps_embedded)  # run by itself: the layers have their own input
+        return [*pieces(again[:embedding], self._grain), *pieces(again[embedding:], self._grain)]
 
     def _go_back(self, action: Action, number: int, gate: Gate, differentiate: Differentiate) -> Tensors:
         """Recomputation and backward of a stage; returns the gradients of its weights."""
@@ -315,7 +318,7 @@ class Passes:
             self._saved.take(action)
         kept = self._graphs.pop((stage, segment), None)
         if self._layout.head in modules:
-            head = kept or self._again(modules[-1:], segment, version)
+            head = kept or self._head_again(modules[-1:], graph, segment, version)
             grad, gradients = differentiate(head, self._loss_scale(head.end, version))
         else:
             leaves_shards = stage == self._layout.top and self._layout.num_head_shards
@@ -363,6 +366,12 @@ class Passes:
         first = modules.start
         x = self._kept.pop((first, segment)) if first else self._tokens(segment)
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
+
+    def _head_again(self, head: range, below: Graph | None, segment: Segment, version: int) -> Graph:
+        """Run the head once more, with graph, from what the recomputed layers below it made, or its kept input."""
+        if below is None:
+            return self._again(head, segment, version)
+        return self._stages.graph(head, below.end.detach(), segment, version)
 
     def _make_layer_inputs(self, again: list[range], segment: Segment, version: int) -> None:
         """Run a stage again without graph, to keep its layers' inputs, unless a forward or R has kept them."""

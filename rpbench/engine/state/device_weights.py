@@ -26,7 +26,7 @@ HANDED_OVER = "weights from a peer"
 
 
 class Copy(Protocol):
-    """Copies a tensor over a lane of a device: to the device (h2d, net), or from it to the host or a peer (d2h)."""
+    """Copies a tensor over a lane of a device: to a peer if there is one, else to it (h2d, net) or the host (d2h)."""
 
     def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor: ...
 

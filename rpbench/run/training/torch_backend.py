@@ -38,7 +38,8 @@ def torch_records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     asked, assembled = _request(request)
     work = scheduled(request, assembled, lambda: _executed(request, asked, assembled))
-    return replace(work, is_out_of_memory=lambda error: False)
+    updates = {"num_updates": request.num_steps * work.opening["num_updates"]}  # the table is that of one step
+    return replace(work, opening={**work.opening, **updates}, is_out_of_memory=lambda error: False)
 
 
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
