@@ -99,3 +99,15 @@ def test_compare_takes_runs_that_differ_in_their_seed_for_repetitions(rpbench, t
     _, (answer,), err = rpbench("compare", runs[0]["run_id"], runs[2]["run_id"])
     assert answer["noise"]["step_time_s"] == [None, "unknown"]
     assert "measured once" in err
+
+
+def test_compare_puts_runs_side_by_side(rpbench):
+    rows = [rpbench(f"schedule={name}", "num_devices=4")[1][0] for name in ("gpipe", "interleaved_1f1b")]
+    status, (answer,), err = rpbench("compare", rows[0]["run_id"], rows[1]["run_id"][:12])
+    assert status == 0
+    assert answer["differing"]["schedule"] == ["gpipe", "interleaved_1f1b"]
+    assert answer["metrics"]["makespan_s"] == [row["makespan_s"] for row in rows]
+    assert answer["over_first"]["makespan_s"][1] == pytest.approx(rows[1]["makespan_s"] / rows[0]["makespan_s"])
+    assert "makespan_s" in err
+    assert answer["metrics"]["comm_exposed_s"] == [0, 0]
+    assert answer["over_first"]["comm_exposed_s"] == [None, None]  # nothing has no ratio

@@ -490,18 +490,6 @@ def test_costs_that_do_not_split_a_backward_are_refused_before_the_run(words, rp
         assert (status, rows, [*tmp_path.glob("results/*/record.json")]) == (2, [], [])
 
 
-def test_compare_puts_runs_side_by_side(rpbench):
-    rows = [rpbench(f"schedule={name}", "num_devices=4")[1][0] for name in ("gpipe", "interleaved_1f1b")]
-    status, (answer,), err = rpbench("compare", rows[0]["run_id"], rows[1]["run_id"][:12])
-    assert status == 0
-    assert answer["differing"]["schedule"] == ["gpipe", "interleaved_1f1b"]
-    assert answer["metrics"]["makespan_s"] == [row["makespan_s"] for row in rows]
-    assert answer["over_first"]["makespan_s"][1] == pytest.approx(rows[1]["makespan_s"] / rows[0]["makespan_s"])
-    assert "makespan_s" in err
-    assert answer["metrics"]["comm_exposed_s"] == [0, 0]
-    assert answer["over_first"]["comm_exposed_s"] == [None, None]  # nothing has no ratio
-
-
 @pytest.mark.parametrize("sweep", [(), ("-m",)])
 def test_letters_beyond_ascii_need_no_quotes(sweep, rpbench, tmp_path):
     status, (row,), _ = rpbench(*sweep, "schedule=gpipe", "num_devices=2", "results_dir=größe")
