@@ -36,7 +36,7 @@ from rpbench.side_processes import side_processes
 # Fractions of the time:
 LOOKING = 0.75  # for all first looks
 ONE_LOOK = 0.04  # for one of them
-CUT_APART = 2  # times as long where the numbers of stages are open
+CUT_APART = 1.7  # times as long where the numbers of stages are open
 ONE_CLIMB = 0.01  # for moving single layers after it
 NEAR_PLANS = 0.04  # for one that begins near the plans of others and tries its own options there
 WEIGHING = 0.04  # for the least memory of one contender without a plan
