@@ -26,7 +26,7 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 if TYPE_CHECKING:
     from rpbench.cost.hardware.machine import Machine
 
-# A tied matrix's gradients, summed before the step of stage 0, once both ends have theirs.
+# A tied matrix's gradients, summed before the step of stage 0, once both ends of a drained pipeline have theirs.
 TIED = Payload("tied", 0, True, Fraction(1), "net")
 
 

@@ -235,6 +235,7 @@ def pose(request: Request) -> Problem:
     elif not num_layers:  # one for every stage
         num_layers = request.num_devices * (request.chunks_per_device or entry.chunks or (2 if entry.looped else 1))
     sizes, tokens = _model_bytes(request), request.microbatch_tokens
+    traffic = _traffic(request, sizes)
     return Problem(
         entry=entry,
         times=layer_times(request, num_layers),
@@ -250,8 +251,8 @@ def pose(request: Request) -> Problem:
         published=_published(request.entry.name, request.model, request.partition, request.cost.name),
         memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
         activations=UNKNOWN if sizes is None else sizes.of_a_layer,
-        finish=partial(_finished, request),
-        traffic=_traffic(request, sizes),
+        finish=partial(_finished, request, traffic),
+        traffic=traffic,
         each=microbatch_times(request, num_layers),
         sizes=tuple(own / max(tokens) for own in tokens),
     )
@@ -290,7 +291,7 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
     return Traffic(sizes, cluster, optimizer=optimizer)
 
 
-def _finished(request: Request, order: Schedule) -> Schedule:
+def _finished(request: Request, traffic: Traffic | None, order: Schedule) -> Schedule:
     """The schedule that runs: the order with its optimizer steps, if there are several, and its transfers."""
     lower, charged = request.entry.lower, request.charge == "bytes"
     if lower is not None:  # the method adds its transfers itself
@@ -301,16 +302,13 @@ def _finished(request: Request, order: Schedule) -> Schedule:
     if not charged:
         return schedule
     try:
-        return _with_tied_ends(request, with_charges(schedule, request.cluster))
+        return _with_tied_ends(with_charges(schedule, request.cluster), traffic)
     except ScheduleError as error:
         raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
-def _with_tied_ends(request: Request, schedule: Schedule) -> Schedule:
-    """The schedule whose ends sum the gradients of a tied matrix, if these costs know how long that takes."""
-    if request.cost.name != "analytic":
-        return schedule
-    return optimizer_traffic(setting_of(request)).with_tied_ends(schedule)
+def _with_tied_ends(schedule: Schedule, traffic: Traffic | None) -> Schedule:
+    return traffic.optimizer.with_tied_ends(schedule) if traffic and traffic.optimizer else schedule
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str) -> Schedule:
@@ -360,8 +358,10 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     has_cut = read.partition is not None
     schedule = read if has_cut else cut_of(request, read, file)
     check_typed(request, schedule, file, has_cut=has_cut)
+    sizes, traffic = _model_bytes(request), None  # without them transfers take no time, as those of a named schedule
     if request.charge == "bytes":
-        schedule = _completed(request, schedule, file)
+        schedule, traffic = _completed(request, schedule, file), _traffic(request, sizes)
+        schedule = _with_tied_ends(schedule, traffic)
     graph, versions = checked_graph(schedule)
     if schedule.partition is None:
         raise ConfigError(
@@ -389,14 +389,10 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         keeps_last=request.recompute == "except_last",
         num_head_shards=schedule.shape.num_head_shards,
     )
-    sizes = _model_bytes(request)  # without them transfers take no time, as those of a named schedule
     _check_schedule(request, schedule)
-    if request.charge == "bytes":
-        traffic = _traffic(request, sizes)
-        costs = costs if traffic is None else traffic.charged(schedule, costs)
-    elif sizes is not None and has_transfers(schedule):
+    if request.charge == "hops" and sizes is not None and has_transfers(schedule):
         traffic = Traffic(sizes, request.cluster, boundaries=False if leaves_boundaries(schedule) else None)
-        costs = traffic.charged(schedule, costs)
+    costs = costs if traffic is None else traffic.charged(schedule, costs)
     return Assembled(
         entry,
         schedule,
@@ -430,7 +426,6 @@ def _completed(request: Request, schedule: Schedule, file: SourceFile) -> Schedu
             schedule = with_offload("all", request.prefetch, schedule)
         if leaves_boundaries(schedule):
             raise ScheduleError("it moves weights, and not the boundary tensors between them; show offload=all does")
-        finished = schedule if schedule.kinds & (SEND | RECV) else with_charges(schedule, request.cluster)
-        return _with_tied_ends(request, finished)
+        return schedule if schedule.kinds & (SEND | RECV) else with_charges(schedule, request.cluster)
     except ScheduleError as error:
         raise ConfigError(f"charge=bytes: schedule_file={file.path}: {error}; use charge=hops") from None

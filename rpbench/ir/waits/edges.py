@@ -4,7 +4,7 @@
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
     WAIT(s)  after F(s)
-    Ends that sum a tied matrix's gradients: STEP(0) after every gradient of the last stage, too, if the step is flushed
+    Ends that sum a tied matrix's gradients: STEP(0) after every gradient of the last stage, too, if the step is drained
     VALIDATE, ROLLBACK and the steps that a ROLLBACK ends: `rpbench.ir.checks.check`
 
     With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
@@ -30,7 +30,7 @@ from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 from rpbench.ir.action import HEAD, RECV, SEND, STEPPING, SUMS, Action, Kind, parts_of
-from rpbench.ir.policy import ASYNCHRONOUS, KNOWN, STEPS_BEHIND, Policy
+from rpbench.ir.policy import ASYNCHRONOUS, DRAINED, KNOWN, STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
@@ -301,7 +301,7 @@ def _edges_of_steps(rows: Rows) -> Iterator[Edges]:
             yield Edges(Kind.ROLLBACK, stage, 0, steps, ends, "order")
         yield Edges(Kind.STEP, stage, 0, published[stage][1:last], steps[2 : last + 1], "order")
         summed = {stage}
-        if stage == 0 and rows.schedule.tied and rows.schedule.policy is Policy.FLUSH:  # else the last stage goes on
+        if stage == 0 and rows.schedule.tied and rows.schedule.policy in DRAINED:  # else the last stage goes on
             summed.add(shape.num_backward_stages - 1)
         for kind, of, part in product(GRADIENT, sorted(summed), range(shape.num_parts)):
             gradients = rows.row(kind, of, part)

@@ -21,8 +21,9 @@ from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space
 from rpbench.plan.contest.frame import Frames, uncollected
 from rpbench.plan.contest.plans import NONE, PROVEN, Budget, Outcome, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart
+from rpbench.plan.contest.sketch import WORTH
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.contest.trials import FINALISTS, LACKS, RESERVED, WORTH, Trials
+from rpbench.plan.contest.trials import FINALISTS, LACKS, RESERVED, Trials
 
 OWED = 0.02  # a setting whose sketch is faster by more is timed even after the time limit
 CLOSE = 0.02  # how far behind the best a plan may be that is timed with all steps at the end

@@ -21,6 +21,7 @@ from rpbench.plan.problem import Problem
 
 Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
+WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
 CUTS = 2  # cuts of a setting worth timing
 # If the numbers of stages are open: pairs (forward, backward stages) whose plain cuts are timed, pairs climbed from to
 # the end (several, because transfers decide between them), and actions of the sketch's budget per pair tried.
@@ -33,7 +34,6 @@ PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, 2, 6_000_000
 PAIRS_POSED, CLOSELY_POSED = 160, 4
 # In these two cases, most pairs that climb a little before they are dropped, and the part of the work of each.
 FIRST_CLIMBS, A_LITTLE = 40, 8
-CLOSE_SIZES = 0.06  # fraction by which the sketch of a larger microbatch may be slower
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
@@ -58,7 +58,7 @@ class Sketcher:
     `of`, `overlaps` and `placement` raise ValueError for a setting that the schedule does not take.
 
     Args:
-        work: actions timed in one sketch.
+        work: actions timed in one sketch; `ACTIONS_IN_TIME` with a time limit, if the numbers of stages are open.
         is_over: whether the time limit has passed: a sketch then has plain cuts only. None: no limit.
     """
 
@@ -141,12 +141,19 @@ class Sketcher:
         if self._says_little_of_sizes(setting):
             largest = setting.changed("microbatch_sequences", max(space.dimensions["microbatch_sequences"]))
             return largest if self._is_over is not None and self.moves_each_time(setting) else setting
+        if self.contender.entry.separate_cuts:
+            return self.close_sizes(setting, space)[0]
+        return max([setting, *self.by_promise(setting, space)], key=self.pace)
+
+    def close_sizes(self, setting: Setting, space: Space) -> list[Setting]:
+        """The setting with the microbatch sizes whose sketches are close to the best; itself if none fits.
+
+        The largest comes first: transfers and their latencies, which no sketch counts, are fewer.
+        """
         sized = [setting, *self.by_promise(setting, space)]
-        if not self.contender.entry.separate_cuts:
-            return max(sized, key=self.pace)
-        # Transfers and their latencies, which no sketch counts, are fewer with larger microbatches.
-        close = max(map(self.pace, sized)) * (1 - CLOSE_SIZES)
-        return max((each for each in sized if self.pace(each) >= close), key=lambda each: each.microbatch_sequences)
+        least = max(map(self.pace, sized)) * (1 - WORTH)
+        close = [each for each in sized if self.pace(each) >= least > 0] or [setting]
+        return sorted(close, key=lambda each: -each.microbatch_sequences)
 
     def moves_each_time(self, setting: Setting) -> bool:
         """Whether every device moves all weights for each microbatch, so that large ones are fast."""

@@ -12,14 +12,13 @@ from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender, Setting, Space, space_of
 from rpbench.plan.contest.frame import FRAME, Frame, Frames
 from rpbench.plan.contest.plans import PROVEN, Budget, Tried, beats
-from rpbench.plan.contest.sketch import Sketcher
+from rpbench.plan.contest.sketch import WORTH, Sketcher
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts
 from rpbench.sim.kernels import compile_orders
 
 FEW_STEPS = 2  # steps timed while searching, if steps do not overlap; the pace is that of the second
 OVERLAPPING_STEPS = 6  # least number of steps timed if steps overlap; the middle three give the pace
-WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
 LACKS = 0.1  # fraction of the memory that it may lack
 EVERYWHERE = 0.5  # fraction of the memory that devices may lack on average, if each cut has its own order
 GAINS = 0.01  # least gain in pace that another microbatch size must promise to be timed
@@ -186,9 +185,7 @@ class Trials:
         """
         sizes, own, best = sorted(self.space.dimensions["microbatch_sequences"]), begun.microbatch_sequences, begun
         if self.contender.entry.separate_cuts:  # a cut serves one size
-            least = self.sketcher.pace(begun) * (1 - WORTH)
-            near = [each for each in self.sketcher.by_promise(begun, self.space) if self.sketcher.pace(each) >= least]
-            for changed in near if least else ():
+            for changed in self.sketcher.close_sizes(begun, self.space):
                 best = changed if not self.time_is_over() and beats(self._look_at(changed), self.tried[best]) else best
             return best
         tried = list[Setting]()
