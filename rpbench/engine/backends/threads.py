@@ -44,7 +44,7 @@ class Walk:
         self.error: BaseException | None = None  # that stopped the run, if any
         self._stop = False
         self._finished = [False] * num
-        self._lock = threading.Lock()  # of what sleeping lanes say, and of ending
+        self._lock = threading.RLock()  # of what sleeping lanes say, and of ending
         # the lanes that have actions
         self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
         self._working = set(self.places)
@@ -106,7 +106,14 @@ class Walk:
     def fail(self, error: BaseException) -> None:
         """Stop: no action begins any more. The first error counts."""
         with self._lock:
-            self._fail(error)
+            if self._stop:
+                return
+            self.error, self._stop = error, True
+            if self._turns is not None:
+                self._turns.end()
+            for place in self._gates:
+                self._open(place)
+            self.program.stop()
 
     def timeline(self) -> Timeline:
         """When everything ran, from the first start on; in seconds."""
@@ -178,21 +185,11 @@ class Walk:
         """Stop if every lane sleeps. A lane whose producer has ended moves, even if it is not awake yet."""
         if self._stop or not self._working or any(self._moves(place) for place in self._working):
             return
-        self._fail(self.program.stuck(dict(self._sleeping[place] for place in self._working)))
+        self.fail(self.program.stuck(dict(self._sleeping[place] for place in self._working)))
 
     def _moves(self, place: int) -> bool:
         asleep = self._sleeping.get(place)
         return asleep is None or self._finished[asleep[1]]
-
-    def _fail(self, error: BaseException) -> None:
-        if self._stop:
-            return
-        self.error, self._stop = error, True
-        if self._turns is not None:
-            self._turns.end()
-        for place in self._gates:
-            self._open(place)
-        self.program.stop()
 
 
 Job = Callable[[], None]

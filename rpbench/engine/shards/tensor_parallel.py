@@ -126,8 +126,8 @@ class TeamGradients(Gradients):
     def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
         """Each other device's gradients of what the first has too, and the first's, for every stage and step."""
         for other in self.by_rank[1:]:
-            for stage, version, gradients in other.by_stage():
-                first = Gradients.total(self, stage, version)
+            for place in sorted(self._windows):
+                first, gradients = Gradients.total(self, *place), other.total(*place)
                 common = first.keys() & gradients.keys()
                 yield {place: gradients[place] for place in common}, {place: first[place] for place in common}
 

@@ -67,9 +67,6 @@ class Place:
     def pack(self) -> bytes:
         return bytes(self._map)
 
-    def close(self) -> None:
-        self._map.close()
-
 
 def unpack(packed: bytes) -> Standing:
     """The standing in some bytes; the initial one if they are incomplete."""
