@@ -128,7 +128,7 @@ class Training:
         self._adjustments = self._adjust()
         splits = Kind.I in self.schedule.plain_kinds  # some backward comes in halves
         self.team = self._team(splits) if isinstance(self.gradients, TeamGradients) else None
-        self.passes = self.team.members[0].passes if self.team else self._own_passes(splits)
+        self.passes = self.team.passes[0] if self.team else self._own_passes(splits)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
         self.transfers = Transfers(

@@ -65,13 +65,12 @@ def verified(training: Training) -> dict[str, Any]:
     )
     found = training.gradients.by_step()
     expected = lane_reads(schedule)
-    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     whole = not schedule.shape.tensor_parallel  # a share of an action is a whole one to its device
     expected_reads = {
         (number, part if whole else part._replace(part=0)): by_step(part.stage, part.microbatch or 0)
         if goes_on
         else expected.of(part)
-        for number, action in numbered
+        for number, action in enumerate(training.analysis.index.actions)
         for part in parts_of(action)
         if part.kind in COMPUTE
     }

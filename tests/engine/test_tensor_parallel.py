@@ -118,7 +118,7 @@ def test_devices_send_what_the_schedule_says(num_devices):
     schedule = with_sums(num_devices, 3, num_steps=2)
     workload = workload_of(schedule, replace(TINY, vocab=64, seq_len=6))
     run = train(schedule, workload)
-    sent = [member.rank.sent_bytes for member in run.training.team.members]
+    sent = [rank.sent_bytes for rank in run.training.team.ranks]
     n, s, h, double = 2, 6, TINY.hidden, 8
     p = num_devices
     of_the_loss = 3 * 3 * 2 * n * s * double * 2 * (p - 1) // p

@@ -111,8 +111,7 @@ class Outcome:
             "losses": self.losses,
             "rows_as_ours": self.rows_as_ours,
             "table_digest": self.request.lowered.digest,
-            "num_messages": sum(len(row) for _, _, row in self.request.lowered.schedule.items())
-            - timeline.schedule.num_actions,
+            "num_messages": self.request.lowered.schedule.num_actions - timeline.schedule.num_actions,
             "hosts": [rank["host"] for rank in ranks],
             "hop_s": self.hop_s,
             "clock_error_s": max(rank["offset_error_s"] for rank in ranks),
