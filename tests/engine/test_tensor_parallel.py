@@ -244,9 +244,9 @@ def test_devices_that_would_wait_for_one_another_for_ever_are_shown():
     crossed = replace(schedule, rows=(first, (f1, f0, b0, b1)))
     check(crossed)
     training = Training(workload_of(schedule), crossed)
-    with pytest.raises(ScheduleError, match=r"no lane can move") as seen:
+    with pytest.raises(ScheduleError, match=r"no rank can move") as seen:
         training.program(uneven_costs(schedule))
-    assert "waits at 0F0 for 0F0.1" in str(seen.value)
+    assert "waits at 0F0 for 0F1.1" in str(seen.value)
 
 
 # --- checkpoints ---

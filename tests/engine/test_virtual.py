@@ -136,7 +136,7 @@ def test_steps_of_a_group_wait_for_every_gradient_of_their_window():
 
 def test_a_step_that_stands_before_work_its_group_needs_is_refused():
     schedule = build("interleaved_1f1b", 2, 4, num_steps=2)
-    with pytest.raises(ScheduleError, match="no lane can move"):
+    with pytest.raises(ScheduleError, match="no rank can move"):
         make_program(schedule, unit_costs(schedule), step_groups=[range(4)])
 
 
