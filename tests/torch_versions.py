@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rpbench.torch_runtime.versions import FACTS, METHODS, NEEDED, NEWEST, Facts, facts_of, number_of
+from rpbench.torch_runtime.versions import HAS_WAITS, METHODS, NEEDED, NEWEST, has_waits, number_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "torch_runtime.md"
@@ -37,32 +37,37 @@ PIP_DOWNLOAD = (
     *("--no-deps", "--no-cache-dir", "--only-binary=:all:"),
 )
 DOWNLOAD_S = 600
+# Keywords of the runtime beside those of all its schedules, from each minor version on.
+SETTINGS = {
+    (2, 11): (),
+    (2, 13): ("defer_pp_recv",),
+    (2, 15): (
+        *("defer_pp_recv", "max_active_stages", "unshard_lookahead"),
+        *("defer_reduce_grad_wait", "max_outstanding_sends"),
+    ),
+}
 
 
 # --- facts ----------------------------------------------------------------------------------------------------
 
 
-def differences(facts: Facts, schedules: str, stage: str) -> list[str]:
-    """What the Python files of a torch's pipelining have otherwise than the facts say.
-
-    Args:
-        schedules, stage: the text of `schedules.py` and `stage.py`.
-    """
+def differences(version: str, schedules: str, stage: str) -> list[str]:
+    """What `schedules.py` and `stage.py` of a torch's pipelining have otherwise than the facts of a version say."""
     trees = [ast.parse(schedules), ast.parse(stage)]
     names = {name for tree in trees for name in _names(tree)}
     runtime = next(node for node in ast.walk(trees[0]) if _is_class(node, "_PipelineScheduleRuntime"))
     of_kinds = next(node for node in ast.walk(trees[0]) if _is_class(node, "_ComputationType"))
-    found = {
-        "has_waits": {"WAIT_SEND_F", "WAIT_SEND_B", "WAIT_REDUCE_GRAD"} <= set(_names(of_kinds)),
-        "settings": tuple(_popped(runtime)),
-    }
+    waits = {"WAIT_SEND_F", "WAIT_SEND_B", "WAIT_REDUCE_GRAD"} <= set(_names(of_kinds))
+    settings = SETTINGS[max(since for since in SETTINGS if since <= number_of(version))]
     wrong = [
-        f"{name} is {value}, the facts have {getattr(facts, name)}"
-        for name, value in found.items()
-        if value != getattr(facts, name)
+        f"{name} is {value}, the facts have {expected}"
+        for name, value, expected in (
+            ("has_waits", waits, has_waits(version)),
+            ("settings", tuple(_popped(runtime)), settings),
+        )
+        if value != expected
     ]
-    wanted = (*NEEDED, *METHODS, facts.greeting)
-    return wrong + [f"{name} is gone" for name in wanted if name not in names]
+    return wrong + [f"{name} is gone" for name in (*NEEDED, *METHODS) if name not in names]
 
 
 def _is_class(node: ast.AST, name: str) -> bool:
@@ -111,8 +116,8 @@ def check_newest() -> int:
         version = wheel.name.split("-")[1]
         with zipfile.ZipFile(wheel) as files:
             sources = [files.read(f"{PIPELINING}{name}.py").decode() for name in ("schedules", "stage")]
-    wrong = differences(facts_of(version), *sources)
-    known = "" if number_of(version) in FACTS else f"; it is newer than {_text(NEWEST)}, whose facts these are"
+    wrong = differences(version, *sources)
+    known = "" if number_of(version) in HAS_WAITS else f"; it is newer than {_text(NEWEST)}, whose facts these are"
     print(f"torch {version}: " + ("; ".join(wrong) or "as the table of facts says") + known)
     return int(bool(wrong))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import STEPPING, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.deadlock import execution_rounds
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import GRADIENT, Index, Lane
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
@@ -144,35 +145,16 @@ def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[
 
 def _check_order(program: Program) -> None:
     """Raise unless every action can run. Actions that meet run when their lanes have all reached them."""
-    heads = {place: lane.start for place, lane in enumerate(program.lanes)}
-    done = [False] * len(program.waits)
-
-    def missing(number: int) -> int | None:
-        """An action that the head of a lane still waits for."""
-        for share in program.meets.get(number, (number,)):
-            if heads[program.index.lane_of[share]] < share:
-                return share
-            for edge in program.waits[share]:
-                if not done[edge.producer]:
-                    return edge.producer
-        return None
-
-    moved = True
-    while moved:
-        moved = False
-        for place, lane in enumerate(program.lanes):
-            while heads[place] < lane.stop and missing(heads[place]) is None:
-                done[heads[place]] = moved = True
-                heads[place] += 1
-    waiting = {
-        head: found
-        for place, head in heads.items()
-        if head < program.lanes[place].stop
-        for found in [missing(head)]
-        if found is not None
-    }
-    if waiting:
-        raise program.stuck(waiting)
+    starts = {lane.start for lane in program.lanes}
+    needed = [
+        [edge.producer for edge in edges] + ([] if number in starts else [number - 1])
+        for number, edges in enumerate(program.waits)
+    ]
+    producers = [
+        tuple(producer for share in program.meets.get(number, (number,)) for producer in needed[share])
+        for number in range(len(needed))
+    ]
+    execution_rounds(program.index, producers)
 
 
 def gather_steps(schedule: Schedule) -> Schedule:

@@ -90,6 +90,25 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
     return late + further, further
 
 
+def give_gradients(
+    workload: Workload, masters: Tensors, gradients: Tensors, scale: float | None, clip_norm: float | None
+) -> None:
+    """Give every master its gradient, divided by the loss scale and clipped; those that several share get the sum."""
+    for master in masters.values():
+        master.grad = None
+    for place, owner in workload.owner_of.items():
+        if place in gradients:
+            master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
+            if scale is not None:
+                gradient = gradient / scale
+            if master.grad is None:  # with the master's strides: fused AdamW goes by memory
+                master.grad = torch.empty_like(master).copy_(gradient)
+            else:
+                master.grad = master.grad + gradient
+    if clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(masters.values(), clip_norm)
+
+
 class LateRestReference:
     """The masters, and the weights that devices see (`seen`), step by step."""
 
@@ -103,7 +122,7 @@ class LateRestReference:
         rate: Callable[[int], float],
     ) -> None:
         self.masters, self.settings, self.rule, self.num_steps, self.rate = masters, settings, rule, num_steps, rate
-        self.seen = _copy(masters)
+        self.workload, self.seen = workload, _copy(masters)
         self.types = {place: workload.parameter(place).dtype for place in masters}
         self.host = settings.make(list(masters.values()))
         self.device, self.on_device = self.host, masters  # until columns are chosen
@@ -182,28 +201,15 @@ class LateRestReference:
 
     def _apply(self, optimizer: torch.optim.Optimizer, weights: Tensors, gradients: Tensors, step: int) -> None:
         for place, weight in weights.items():
-            found = gradients.get(place)
-            weight.grad = None if found is None else torch.empty_like(weight).copy_(found)
+            weight.grad = gradients.get(place)
         for group in optimizer.param_groups:
             group["lr"] = self.rate(step)
         optimizer.step()
-        for weight in weights.values():
-            weight.grad = None
 
     def _plain(self, raw: Tensors, scale: float | None) -> Tensors:
         """Gradients in the masters' types, without the scale of the loss, clipped by their norm."""
-        found = {place: gradient.to(self.masters[place].dtype) for place, gradient in raw.items()}
-        if scale is not None:
-            found = {place: gradient / scale for place, gradient in found.items()}
-        if self.settings.clip_norm is None:
-            return found
-        for place, gradient in found.items():
-            self.masters[place].grad = gradient.clone()
-        torch.nn.utils.clip_grad_norm_(self.masters.values(), self.settings.clip_norm)
-        clipped = {place: self.masters[place].grad for place in found}
-        for master in self.masters.values():
-            master.grad = None
-        return {place: gradient for place, gradient in clipped.items() if gradient is not None}
+        give_gradients(self.workload, self.masters, raw, scale, self.settings.clip_norm)
+        return {place: master.grad for place, master in self.masters.items() if master.grad is not None}
 
     def _rounded(self) -> Tensors:
         """The masters as they come to devices: rounded to the type of the weights."""
@@ -292,22 +298,9 @@ class Steps:
             self.note(self.masters, self.optimizer)
 
     def _update(self, step: int, gradients: Tensors, scale: float | None) -> None:
-        """Step with the gradients of all places, divided by the loss scale; masters that several share get the sum."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate(step)
-        for master in self.masters.values():
-            master.grad = None
-        for place, owner in self.workload.owner_of.items():
-            if place in gradients:
-                master, gradient = self.masters[owner], gradients[place].to(self.masters[owner].dtype)
-                if scale is not None:
-                    gradient = gradient / scale
-                if master.grad is None:  # with the master's strides: fused AdamW goes by memory
-                    master.grad = torch.empty_like(master).copy_(gradient)
-                else:
-                    master.grad = master.grad + gradient
-        if self.settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.masters.values(), self.settings.clip_norm)
+        give_gradients(self.workload, self.masters, gradients, scale, self.settings.clip_norm)
         self.optimizer.step()
 
     def _mean(self, first: Tensors, second: Tensors) -> Tensors:

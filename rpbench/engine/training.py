@@ -108,8 +108,7 @@ class Training:
         self.groups = gradient_groups(self.analysis)
         self.sharing = sharing_of(self.analysis, self.layout, self.workload)  # stage -> how its replicas share it
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
-        self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
-        self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
+        self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, homes)
         self.traffic, limit = Traffic(copy), self.settings.device_memory_bytes
         self.memory = None if limit is None else DeviceMemory(limit, self._bytes.staying())
         self._hold = self.memory.change if self.memory else lambda device, what, num_bytes: None
@@ -129,7 +128,7 @@ class Training:
         self._adjustments = self._adjust()
         splits = Kind.I in self.schedule.plain_kinds  # some backward comes in halves
         self.team = self._team(splits) if isinstance(self.gradients, TeamGradients) else None
-        self.passes = self.team.members[0].passes if self.team else self._own_passes(splits)
+        self.passes = self.team.passes[0] if self.team else self._own_passes(splits)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
         self.transfers = Transfers(

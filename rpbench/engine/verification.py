@@ -63,17 +63,14 @@ def verified(training: Training) -> dict[str, Any]:
         late_rest=schedule.late_rest,
         keep_weights=training.team is not None,
     )
-    found: list[Tensors] = [{} for _ in reference.gradients]
-    for version, gradients in training.gradients.totals():
-        found[version - 1] |= gradients
+    found = training.gradients.by_step()
     expected = lane_reads(schedule)
-    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     whole = not schedule.shape.tensor_parallel  # a share of an action is a whole one to its device
     expected_reads = {
         (number, part if whole else part._replace(part=0)): by_step(part.stage, part.microbatch or 0)
         if goes_on
         else expected.of(part)
-        for number, action in numbered
+        for number, action in enumerate(training.analysis.index.actions)
         for part in parts_of(action)
         if part.kind in COMPUTE
     }

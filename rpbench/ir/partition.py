@@ -127,6 +127,11 @@ def filled(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield from filled(tuple(moved.get(stage, layers) for stage, layers in enumerate(counts)))
 
 
+def divisors(number: int) -> list[int]:
+    """The sizes of equal parts that it can be cut into, ascending."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
 def split_evenly(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Layers per stage that differ by one at most; the larger stages stand in the middle of the pipeline.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, get_args
 
+from rpbench.ir.partition import divisors
 from rpbench.ir.schedule import Shape
 from rpbench.workload.architecture import Architecture
 
@@ -144,10 +145,6 @@ def _check_heads(where: str, tensor: int, heads: int, key_value_heads: int) -> N
             f"{where}: {key_value_heads} heads of keys can be neither cut nor copied evenly; "
             f"take one of {_divisors(key_value_heads)}"
         )
-
-
-def divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _divisors(number: int) -> str:

@@ -129,7 +129,7 @@ def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:
 
 def device_memory(job: Job) -> DeviceMemory:
     """Sizes of a model's layers on a device of the mesh, and the bytes that the device has for them."""
-    room = (job.machine.device.memory_bytes - (job.machine.reserved_memory_bytes or 0)) / job.software.scale
+    room = job.machine.room_bytes / job.software.scale
     return DeviceMemory(mesh_sizes(job, streamed=False), max(0, int(room - sum(_on_their_way(job).values()))))
 
 

@@ -56,7 +56,7 @@ class Lowered:
         return [f"{stage}UNSHARD" for stage in stages] + found + [f"{stage}RESHARD" for stage in stages]
 
     def to_csv(self, *, sharded: bool = False, waits: bool = False) -> str:
-        """All rows as `compute_comms` of `_load_csv`; `waits`: for a torch that has them (`versions.Facts`)."""
+        """All rows as `compute_comms` of `_load_csv`; `waits`: for a torch that has them (`versions.HAS_WAITS`)."""
         rows = [self.tokens(rank, sharded=sharded) for rank in range(self.num_ranks)]
         if waits:
             tokens = [[read_token(cell, rank) for cell in row] for rank, row in enumerate(rows)]

@@ -15,6 +15,7 @@ Collectives are timed from a barrier on, on the slowest rank.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,13 +190,9 @@ BY_INPUTS = ("attention.o", "mlp.down")
 
 def wrapper(request: TorchRequest, groups: Groups) -> Callable[[nn.Module], nn.Module] | None:
     """The function that shards a stage's module; None where modules stay whole."""
-    if request.tensor_parallel > 1:
-        return lambda module: shard_matrices(module, groups.inner)
-    if request.data_parallel > 1 and request.data_mode == "fsdp2":
-        return lambda module: shard_weights(module, groups.inner)
-    if request.data_parallel > 1 and request.data_mode == "replicate":
-        return lambda module: replicate_weights(module, groups.inner)
-    return None
+    by_mode = {"fsdp2": shard_weights, "replicate": replicate_weights} if request.data_parallel > 1 else {}
+    shard = shard_matrices if request.tensor_parallel > 1 else by_mode.get(request.data_mode)
+    return None if shard is None else partial(shard, mesh=groups.inner)
 
 
 def shard_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -6,10 +6,8 @@ newer than the table is treated as the newest one in it, and errors say so.
 
 import inspect
 import re
-from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,39 +15,9 @@ import torch
 NEEDED = ("_PipelineScheduleRuntime", "_Action", "record_function", "_get_profiler_function_name")
 METHODS = ("_load_csv", "_step_microbatches", "step")
 
-
-@dataclass(frozen=True)
-class Facts:
-    """The facts of one version of torch."""
-
-    has_waits: bool  # a lowered row has a wait for every send and every reduction
-    greeting: str  # the exchange of ranks before their first step, a function of `stage` or `schedules`
-    settings: tuple[str, ...]  # keywords of the runtime beside those of all its schedules
-
-
-_SETTINGS_2_15 = (
-    "defer_pp_recv",
-    "max_active_stages",
-    "unshard_lookahead",
-    "defer_reduce_grad_wait",
-    "max_outstanding_sends",
-)
-FACTS = {
-    (2, 11): Facts(False, "_prepare_forward_infra", ()),
-    (2, 12): Facts(False, "_warmup_forward_vote", ()),
-    (2, 13): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",)),
-    (2, 14): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",)),
-    (2, 15): Facts(True, "_initialize_pipeline_distributed_state", _SETTINGS_2_15),
-}
-OLDEST, NEWEST = min(FACTS), max(FACTS)
-
-
-class Runtime(NamedTuple):
-    """The parts of torch that a run uses."""
-
-    schedules: ModuleType
-    base: Any
-    stage: Any
+# Minor version -> whether a lowered row has a wait for every send and every reduction.
+HAS_WAITS = {(2, 11): False, (2, 12): False, (2, 13): False, (2, 14): False, (2, 15): True}
+OLDEST, NEWEST = min(HAS_WAITS), max(HAS_WAITS)
 
 
 def number_of(version: str) -> tuple[int, int]:
@@ -58,15 +26,15 @@ def number_of(version: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def facts_of(version: str = torch.__version__) -> Facts:
-    """The facts of a version, or of the newest known for a newer one; ValueError for one older than the table."""
+def has_waits(version: str = torch.__version__) -> bool:
+    """`HAS_WAITS` of a version, or of the newest known for a newer one; ValueError for one older than the table."""
     number = number_of(version)
     if number < OLDEST:
         raise ValueError(
             f"backend=torch: torch {version} is older than {_text(OLDEST)}; {_way_out()} "
             "(ranks of 2.9 greet each other with messages whose ends differ in size)"
         )
-    return FACTS.get(number, FACTS[NEWEST])
+    return HAS_WAITS.get(number, HAS_WAITS[NEWEST])
 
 
 def newer_note(version: str = torch.__version__) -> str:
@@ -77,12 +45,12 @@ def newer_note(version: str = torch.__version__) -> str:
 
 
 @cache
-def load_runtime() -> Runtime:
-    """The private runtime of this torch; ValueError naming what has moved, and known versions."""
-    facts_of()
+def load_runtime() -> Any:
+    """The module of torch with its private runtime for tables; ValueError naming what has moved, and known versions."""
+    has_waits()
     missing: list[str]
     try:
-        from torch.distributed.pipelining import PipelineStage, schedules
+        from torch.distributed.pipelining import schedules
     except ImportError as error:
         raise _moved([str(error)]) from None
     missing = [name for name in NEEDED if not hasattr(schedules, name)]
@@ -92,7 +60,7 @@ def load_runtime() -> Runtime:
         missing.append("format= of _load_csv")
     if missing:
         raise _moved(missing)
-    return Runtime(schedules, base, PipelineStage)
+    return schedules
 
 
 def _moved(missing: list[str]) -> ValueError:

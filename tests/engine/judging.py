@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from training_cases import TINY, uneven_costs
 
-from rpbench.cost.table import Work
+from rpbench.cost.table import CostTable, Work
 from rpbench.engine.backends.threads import use_one_core
 from rpbench.engine.backends.virtual import Together, run_clock
 from rpbench.engine.executor import Perform, execute
@@ -116,7 +116,7 @@ class ShuffledBackend:
     def run(self, program: Program, perform: Perform) -> Timeline:
         works = [Work(Fraction(self._rng.choice((0, 1, 1, 7, 31))), Fraction(0)) for _ in program.waits]
         with Together(program, perform, use_one_core) as joint:
-            return run_clock(program, works, joint.perform)
+            return run_clock(program, works, joint.perform, CostTable({}))
 
 
 def workload_of(schedule: Schedule) -> Workload:

@@ -40,12 +40,9 @@ def test_training_is_that_of_the_uncut_loss_but_for_the_last_bits(name: str):
     schedule, model = schedule_of(num_steps=3), MODELS[name]
     workload = workload_of(schedule, model)
     run = train(schedule, workload, learning_rate=1e-2)
-    found: list[dict] = [{}, {}, {}]
-    for version, gradients in run.training.gradients.totals():
-        found[version - 1] |= gradients
     plain = build_model(model, dtype=torch.float64)
     adamw = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.01)
-    for step, gradients in enumerate(found):
+    for step, gradients in enumerate(run.training.gradients.by_step()):
         adamw.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)
         for microbatch in range(4):

@@ -45,7 +45,7 @@ def test_segments_compute_what_whole_sequences_do(model, num_segments, grain):
     groups = Training(workload, whole).groups
     plain = train_reference(workload, run.training.layout, groups, run.training.settings.optimizer)
     assert run.training.mean_loss(0) == pytest.approx(plain.losses[0], rel=1e-13)
-    found = dict(gradient for _, gradients in run.training.gradients.totals() for gradient in gradients.items())
+    (found,) = run.training.gradients.by_step()
     assert found.keys() == plain.gradients[0].keys()
     for place, expected in plain.gradients[0].items():
         assert (found[place] - expected).abs().max() <= 1e-12 * expected.abs().max(), place

@@ -88,7 +88,7 @@ def test_bytes_are_those_of_whole_sums_but_for_the_ends(num_devices, num_layers)
     for along in (False, True):
         schedule = of(p, 2, along=along, num_layers=num_layers)
         training = train(schedule, workload_of(schedule, model)).training
-        sent.append([member.rank.sent_bytes for member in training.team.members])
+        sent.append([rank.sent_bytes for rank in training.team.ranks])
         numbers = 2 * 3 * (2 * (p - 1) * tokens // p) * 8  # the loss asks for three numbers a token of the others
         moved = moved_bytes(schedule, model_bytes(model, tokens))
         counted = [sum(device.values()) * 8 // 2 for device in moved]  # the simulator's are in 16 bits

@@ -57,13 +57,6 @@ def whole_of(run):
     )
 
 
-def by_step(run) -> list[dict]:
-    found: list[dict] = [{} for _ in range(run.training.schedule.shape.num_steps)]
-    for version, gradients in run.training.gradients.totals():
-        found[version - 1] |= gradients
-    return found
-
-
 # --- numbers ---
 
 
@@ -76,7 +69,7 @@ def test_shares_train_as_one_process_and_as_the_whole_model(name, num_devices, g
     assert_same(run, reference_of(run))
     assert all(largest_difference(*pair) == 0.0 for pair in run.training.gradients.copies())
     whole = whole_of(run)
-    for found, expected in zip(by_step(run), whole.gradients, strict=True):
+    for found, expected in zip(run.training.gradients.by_step(), whole.gradients, strict=True):
         assert largest_relative_difference(joined(found), expected) <= 1e-12
     assert largest_relative_difference(joined(run.training.optimizer.masters), whole.masters) <= 1e-12
 
@@ -94,7 +87,7 @@ def test_threads_and_the_virtual_clock_give_the_same_bits():
 def test_every_device_has_its_own_gradients_and_state():
     schedule = with_sums(2, 2)
     run = train(schedule, workload_of(schedule, QWEN))
-    names = [{name for _, found in own.totals() for _, name in found} for own in run.training.gradients.by_rank[1:]]
+    names = [{name for found in own.by_step() for _, name in found} for own in run.training.gradients.by_rank[1:]]
     assert {name.split(".")[2] for name in names[0] if ".shares." in name} == {"1"}
     moments = run.training.optimizer.moments()
     queries = {name: moments[1, name]["exp_avg"].shape for _, name in moments if name.endswith(".q.weight")}
@@ -125,7 +118,7 @@ def test_devices_send_what_the_schedule_says(num_devices):
     schedule = with_sums(num_devices, 3, num_steps=2)
     workload = workload_of(schedule, replace(TINY, vocab=64, seq_len=6))
     run = train(schedule, workload)
-    sent = [member.rank.sent_bytes for member in run.training.team.members]
+    sent = [rank.sent_bytes for rank in run.training.team.ranks]
     n, s, h, double = 2, 6, TINY.hidden, 8
     p = num_devices
     of_the_loss = 3 * 3 * 2 * n * s * double * 2 * (p - 1) // p
@@ -178,7 +171,7 @@ def test_the_whole_layers_are_asked_on_the_weights_of_each_step():
     """AdamW makes more than rounding of rounding, and clipping still more, so trainings part; gradients do not."""
     schedule = with_sums(2, 2, num_steps=3)
     run = train(schedule, workload_of(schedule), clip_norm=0.01, learning_rate=0.1)
-    apart = largest_relative_difference(joined(by_step(run)[2]), whole_of(run).gradients[2])
+    apart = largest_relative_difference(joined(run.training.gradients.by_step()[2]), whole_of(run).gradients[2])
     assert verified(run.training)["whole_grad_max_rel_diff"] < 1e-14 < apart / 5
     run.training.optimizer.gradient_norms[2].mul_(1 + 1e-9)
     assert verified(run.training)["whole_grad_max_rel_diff"] == pytest.approx(1e-9, rel=1e-3)
@@ -251,9 +244,9 @@ def test_devices_that_would_wait_for_one_another_for_ever_are_shown():
     crossed = replace(schedule, rows=(first, (f1, f0, b0, b1)))
     check(crossed)
     training = Training(workload_of(schedule), crossed)
-    with pytest.raises(ScheduleError, match=r"no lane can move") as seen:
+    with pytest.raises(ScheduleError, match=r"no rank can move") as seen:
         training.program(uneven_costs(schedule))
-    assert "waits at 0F0 for 0F0.1" in str(seen.value)
+    assert "waits at 0F0 for 0F1.1" in str(seen.value)
 
 
 # --- checkpoints ---

@@ -31,7 +31,7 @@ from rpbench.torch_runtime.communication.execution import Queues
 from rpbench.torch_runtime.communication.tokens import COMPUTE, Table, Token, check_table, read_table
 from rpbench.torch_runtime.communication.verdict import judge
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.versions import facts_of, load_runtime
+from rpbench.torch_runtime.versions import has_waits, load_runtime
 
 # What the simulator says -> what gloo does.
 EXPECTED = {"alive": "right", "mixed": "wrong", "broken": "raised", "dead": "hangs"}
@@ -78,7 +78,9 @@ def run_rank(table: Table, rank: int, folder: Path) -> str:
         )
         for stage in sorted(stage for stage, holder in table.rank_of.items() if holder == rank)
     ]
-    runtime = load_runtime().base(stages, count, loss_fn=lambda y, c: (y * c).sum(), scale_grads=False)
+    runtime = load_runtime()._PipelineScheduleRuntime(
+        stages, count, loss_fn=lambda y, c: (y * c).sum(), scale_grads=False
+    )
     (folder / f"rows{rank}.csv").write_text(table.to_csv())
     runtime._load_csv(str(folder / f"rows{rank}.csv"), format="compute_comms")
     numbers = torch.arange(count, dtype=torch.float64).reshape(count, 1)
@@ -194,7 +196,7 @@ MUTATIONS: tuple[Callable[[Rows, random.Random], None], ...] = (swap, move, drif
 @cache
 def lowered(name: str, num_ranks: int, num_microbatches: int) -> Table:
     """A table of ours."""
-    return read_table(lower(schedule_near(name, num_ranks, num_microbatches)).to_csv(waits=facts_of().has_waits))
+    return read_table(lower(schedule_near(name, num_ranks, num_microbatches)).to_csv(waits=has_waits()))
 
 
 def mutated(draw: random.Random) -> Table:

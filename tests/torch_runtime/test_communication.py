@@ -214,7 +214,7 @@ def test_a_deferred_reduction_runs_beside_the_next_computations():
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_our_rows_are_torchs(name, tmp_path):
     """Where torch has the settings: its own passes, action for action."""
-    schedules, _, _ = load_runtime()
+    schedules = load_runtime()
     if not hasattr(schedules, "_add_wait_send_budget"):
         pytest.skip("this torch has no such settings")
     schedule = schedule_near(name, 4, 6)

@@ -79,7 +79,6 @@ def test_a_board_outlives_its_writer(tmp_path):
     place = Place(tmp_path / "board")
     place.write(Phase.COMPUTING, 7, 2)
     packed = place.pack()
-    place.close()
     assert read_file(tmp_path / "board")[:3] == (2, 7, Phase.COMPUTING)
     assert unpack(packed)[:3] == (2, 7, Phase.COMPUTING)
     assert unpack(b"torn") == Standing()

@@ -6,6 +6,7 @@ import re
 from unittest import mock
 
 import pytest
+from torch.distributed.pipelining import PipelineStage
 from torch_cases import FAITHFUL, schedule_near
 
 from rpbench.ir.action import text
@@ -14,7 +15,7 @@ from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.formats.tables import from_csv, placement_of, read_schedule, to_csv
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.versions import facts_of, load_runtime
+from rpbench.torch_runtime.versions import has_waits, load_runtime
 
 # Torch's schedule -> ours of the same order, token for token; GPipe and 1F1B write no file.
 OF_TORCH = {
@@ -29,10 +30,9 @@ GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
 
 def mocked_stages(own, num_ranks, num_stages):
     """Stages without devices, as torch's own visualizer makes them."""
-    _, _, kind = load_runtime()
     found = []
     for index in own:
-        stage = mock.create_autospec(kind, instance=True)
+        stage = mock.create_autospec(PipelineStage, instance=True)
         stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, num_ranks, num_stages, None
         stage.stage_index = index
         found.append(stage)
@@ -40,8 +40,9 @@ def mocked_stages(own, num_ranks, num_stages):
 
 
 def load(path, num_ranks, num_stages, num_microbatches, form="compute_only"):
-    _, base, _ = load_runtime()
-    runtime = base(mocked_stages(range(num_stages // num_ranks), num_ranks, num_stages), num_microbatches)
+    runtime = load_runtime()._PipelineScheduleRuntime(
+        mocked_stages(range(num_stages // num_ranks), num_ranks, num_stages), num_microbatches
+    )
     runtime._load_csv(str(path), format=form)
     return runtime
 
@@ -68,13 +69,13 @@ def test_torch_loads_what_we_write_and_orders_messages_so_that_pairs_agree(name,
     assert runtime.stage_index_to_group_rank == {
         stage: rank for rank, own in enumerate(placement_of(schedule)) for stage in own
     }
-    (tmp_path / "lowered.csv").write_text(lower(schedule).to_csv(sharded=True, waits=facts_of().has_waits))
+    (tmp_path / "lowered.csv").write_text(lower(schedule).to_csv(sharded=True, waits=has_waits()))
     load(tmp_path / "lowered.csv", shape.num_ranks, shape.num_stages, shape.num_microbatches, "compute_comms")
 
 
 @pytest.mark.parametrize("theirs, ours", OF_TORCH.items())
 def test_torchs_own_schedules_are_read_from_both_forms_of_file(theirs, ours, tmp_path):
-    schedules, _, _ = load_runtime()
+    schedules = load_runtime()
     made = schedules.get_schedule_class(theirs)(mocked_stages((0, 7), 4, 8), 8, loss_fn=lambda *_: None)
     expected = entries()[ours].build(Shape(4, 8, 8))
     for form in ("compute_only", "compute_comms"):

@@ -101,7 +101,7 @@ def test_other_rows_than_ours_are_seen():
 
 
 def test_torch_has_the_schedules_that_it_is_said_to_have():
-    schedules = load_runtime().schedules
+    schedules = load_runtime()
     assert all(schedules.get_schedule_class(name) for name in SAME_NAME.values())
 
 

@@ -79,7 +79,7 @@ def advise_nodes(
         "cluster": machine.name,
         "num_devices": machine.size,
         "parameters": parameters(model),
-        "device_memory_bytes": machine.device.memory_bytes - (machine.reserved_memory_bytes or 0),
+        "device_memory_bytes": machine.room_bytes,
         "seq_len": seq_len,
         "tokens_per_step": global_batch * seq_len,
         "ranking_late": [],

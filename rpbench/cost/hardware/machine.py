@@ -253,6 +253,11 @@ class Machine:
             return None
         return self.device_memory_bytes - (self.reserved_memory_bytes or 0)
 
+    @property
+    def room_bytes(self) -> int:
+        """Memory of `device`, which has some where the machine names none, less the reserved bytes."""
+        return self.device.memory_bytes - (self.reserved_memory_bytes or 0)
+
     def link_bytes_per_s(self, lane: str) -> float | None:
         """Bandwidth of one device's link on a lane (h2d, d2h or net); None: no limit."""
         other = {"d2h": self.device_to_host_bytes_per_s, "net": self.intra_bytes_per_s}

@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import cycle
 from queue import SimpleQueue
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from rpbench.engine.host_order import host_order
 from rpbench.engine.program import Edge, Program
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.timeline import Timeline
+
+T = TypeVar("T")
 
 
 class Stopped(BaseException):
@@ -44,7 +46,7 @@ class Walk:
         self.error: BaseException | None = None  # that stopped the run, if any
         self._stop = False
         self._finished = [False] * num
-        self._lock = threading.Lock()  # of what sleeping lanes say, and of ending
+        self._lock = threading.RLock()  # of what sleeping lanes say, and of ending
         # the lanes that have actions
         self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
         self._working = set(self.places)
@@ -106,7 +108,14 @@ class Walk:
     def fail(self, error: BaseException) -> None:
         """Stop: no action begins any more. The first error counts."""
         with self._lock:
-            self._fail(error)
+            if self._stop:
+                return
+            self.error, self._stop = error, True
+            if self._turns is not None:
+                self._turns.end()
+            for place in self._gates:
+                self._open(place)
+            self.program.stop()
 
     def timeline(self) -> Timeline:
         """When everything ran, from the first start on; in seconds."""
@@ -178,21 +187,11 @@ class Walk:
         """Stop if every lane sleeps. A lane whose producer has ended moves, even if it is not awake yet."""
         if self._stop or not self._working or any(self._moves(place) for place in self._working):
             return
-        self._fail(self.program.stuck(dict(self._sleeping[place] for place in self._working)))
+        self.fail(self.program.stuck(dict(self._sleeping[place] for place in self._working)))
 
     def _moves(self, place: int) -> bool:
         asleep = self._sleeping.get(place)
         return asleep is None or self._finished[asleep[1]]
-
-    def _fail(self, error: BaseException) -> None:
-        if self._stop:
-            return
-        self.error, self._stop = error, True
-        if self._turns is not None:
-            self._turns.end()
-        for place in self._gates:
-            self._open(place)
-        self.program.stop()
 
 
 Job = Callable[[], None]
@@ -265,7 +264,7 @@ class ThreadBackend:
         places = walk.places
         names = [f"device {program.lanes[place].device} {program.lanes[place].name}" for place in places]
         try:
-            with _quick_turns():
+            with _with_value(sys.getswitchinterval, sys.setswitchinterval, min(sys.getswitchinterval(), SWITCH_S)):
                 self._workers.start([partial(walk.run_lane, place) for place in places], names)
                 self._wait(walk, places)
         except BaseException as error:  # Ctrl-C too: nothing begins any more
@@ -298,17 +297,6 @@ class ThreadBackend:
             raise walk.error
 
 
-@contextmanager
-def _quick_turns() -> Iterator[None]:
-    """Inside, threads take turns with the interpreter at `SWITCH_S`."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
 class CpuBackend(ThreadBackend):
     """Real work by the wall clock, one thread for each lane, bound to `cores` in turn if there are any."""
 
@@ -324,14 +312,19 @@ class CpuBackend(ThreadBackend):
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _with_value(read: Callable[[], T], write: Callable[[T], object], value: T) -> Iterator[None]:
+    """Inside, a setting of the process has this value."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        write(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    return _with_value(torch.get_num_threads, torch.set_num_threads, 1)
 
 
 def use_one_core() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rpbench.engine.compute.head_shards import HeadShards
-from rpbench.engine.compute.segments import Exchange, Segment, Segments
+from rpbench.engine.compute.segments import Exchange, Segment, Segments, segment_of
 from rpbench.engine.compute.stage import (
     Grain,
     Graph,
@@ -205,11 +205,11 @@ class Passes:
         whole = self._segments.num_parts == 1
         differentiate = backward if whole else partial(segment_backward, self._segments)
         gradients = self._go_back(action, number, gate, differentiate)
-        self._hand_over(action.stage, _segment_of(action), gradients)
+        self._hand_over(action.stage, segment_of(action), gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
         """The gradient of the input; those of the weights are left to `backward_for_weights`."""
-        halves = self._halves[action.stage, _segment_of(action)] = []
+        halves = self._halves[action.stage, segment_of(action)] = []
 
         def differentiate(graph: Graph, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
             below, rest = input_gradient(graph, grad)
@@ -260,7 +260,7 @@ class Passes:
                 self._kept[place] = copy(self._kept[place])
 
     def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
-        segment = _segment_of(action)
+        segment = segment_of(action)
         modules, starts, head = self._layout.backward[action.stage], self._layout.starts, self._layout.head
         is_alone = self.recompute_head and modules.start == head
         return [
@@ -271,7 +271,7 @@ class Passes:
 
     def copy_boundary(self, action: Action, copy: Move) -> None:
         """Copy a boundary tensor: to the host with its SEND, to a device with its RECV."""
-        segment = _segment_of(action)
+        segment = segment_of(action)
         if action.kind in (Kind.SEND_F, Kind.RECV_F):
             place = action.stage - (action.kind is Kind.RECV_F), segment
             self._outputs[place] = copy(self._outputs[place])
@@ -353,7 +353,7 @@ class Passes:
     def _at(self, action: Action, number: int) -> tuple[Segment, int]:
         """Segment and weight version of an action; notes the version as read."""
         version = self.read[number, action] = self._reads.version(action, number)
-        return _segment_of(action), version
+        return segment_of(action), version
 
     def _input(self, stage: int, segment: Segment) -> torch.Tensor:
         """The input of a forward stage, or of the fused stage behind the last."""
@@ -434,8 +434,3 @@ class Passes:
     def _release(self, modules: range, version: int) -> None:
         for module in modules:
             self._stages.weights.release(module, version)
-
-
-def _segment_of(action: Action) -> Segment:
-    assert action.microbatch is not None
-    return action.microbatch, action.part

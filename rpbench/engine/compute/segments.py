@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rpbench.ir.action import Action
 from rpbench.models.attention import KeysValues
 
 Segment = tuple[int, int]  # microbatch, part of its sequences
+
+
+def segment_of(action: Action) -> Segment:
+    assert action.microbatch is not None
+    return action.microbatch, action.part
 
 
 @dataclass

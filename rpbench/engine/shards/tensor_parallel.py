@@ -14,7 +14,7 @@ their F or B has made as many sums as they stand for.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -126,8 +126,8 @@ class TeamGradients(Gradients):
     def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
         """Each other device's gradients of what the first has too, and the first's, for every stage and step."""
         for other in self.by_rank[1:]:
-            for stage, version, gradients in other.by_stage():
-                first = Gradients.total(self, stage, version)
+            for place in sorted(self._windows):
+                first, gradients = Gradients.total(self, *place), other.total(*place)
                 common = first.keys() & gradients.keys()
                 yield {place: gradients[place] for place in common}, {place: first[place] for place in common}
 
@@ -144,13 +144,6 @@ _HANDLERS = {
     Kind.I: Passes.backward_for_input,
     Kind.W: Passes.backward_for_weights,
 }
-
-
-class Member(NamedTuple):
-    """One device: its end of the collectives and its passes."""
-
-    rank: Rank
-    passes: Passes
 
 
 class Team:
@@ -171,15 +164,16 @@ class Team:
         self._embedding_is_frozen = not any(weight.requires_grad for weight in workload.modules[0].parameters())
         self._accounts: dict[Action, Fraction] = {}  # SUM_F or SUM_B -> the sums that have been made for it
         self.meeting = Rendezvous(len(gradients.by_rank))
-        self.members = []
+        self.ranks: list[Rank] = []  # each device's end of the collectives
+        self.passes: list[Passes] = []  # each device's
         for number, own in enumerate(gradients.by_rank):
             rank = Rank(self.meeting, number)
             adding = AcrossRanks(rank, along_sequence=along_sequence)
             layers = [one_shard(layer, number, adding) for layer in workload.modules]
             stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
-            self.members.append(Member(rank, make_passes(stages, own)))
-        for member in self.members:
-            member.passes.read = self.members[0].passes.read
+            self.ranks.append(rank)
+            self.passes.append(make_passes(stages, own))
+            self.passes[-1].read = self.passes[0].read
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -187,7 +181,7 @@ class Team:
 
     def _run(self, action: Action, number: int, gate: Gate) -> None:
         """A device's shard of an action, which is a whole action to its passes."""
-        rank, passes = self.members[action.part]
+        rank, passes = self.ranks[action.part], self.passes[action.part]
         before = rank.num_sums
         _HANDLERS[action.kind](passes, action._replace(part=0), number, gate)
         if action.kind is not Kind.W:  # which leaves sums to its I

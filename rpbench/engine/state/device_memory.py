@@ -140,7 +140,7 @@ class StageBytes:
     workload: Workload
     layout: Layout
     sharing: Mapping[int, Sharing]
-    homes: Mapping[int, int]
+    homes: Mapping[int, int]  # stage -> device that keeps it, where it goes from device to device
 
     def staying(self) -> list[Counter[str]]:
         """Device -> bytes of the weights and gradients that stay there."""

@@ -16,7 +16,7 @@ The order of a sum follows from the schedule, whatever the pace of the devices.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -273,13 +273,12 @@ class Gradients:
         if not self._keep:
             self._windows[stage, version].drop()
 
-    def by_stage(self) -> Iterator[tuple[int, int, Tensors]]:
-        """(stage, version, gradients) of every step that is still here."""
-        return ((*place, self.total(*place)) for place in sorted(self._windows))
-
-    def totals(self) -> Iterator[tuple[int, Tensors]]:
-        """The same without the stage."""
-        return ((version, gradients) for _, version, gradients in self.by_stage())
+    def by_step(self) -> list[Tensors]:
+        """The totals of all stages together, step by step."""
+        found: dict[int, Tensors] = {}
+        for stage, version in sorted(self._windows):
+            found.setdefault(version, {}).update(self.total(stage, version))
+        return [found[version] for version in sorted(found)]
 
 
 def carried_windows(analysis: Analysis) -> dict[tuple[int, int], Window]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from rpbench.engine.compute.segments import Segment
+from rpbench.engine.compute.segments import Segment, segment_of
 from rpbench.engine.state.device_memory import DeviceMemory, Held
 from rpbench.engine.state.gradients import Move
 from rpbench.ir.action import Action
@@ -113,7 +113,7 @@ class SavedActivations:
 
     def store(self, action: Action, copy: Move) -> None:
         """Move an action's activations to its partner or the host; RuntimeError if they are not there."""
-        found = self._found.get(_place(action))
+        found = self._found.get((action.stage, segment_of(action)))
         if found is None or found.is_away:
             raise RuntimeError(f"{action} stores activations that are not on its device")
         found.is_away = True
@@ -126,7 +126,7 @@ class SavedActivations:
 
     def load(self, action: Action, device: int, copy: Move) -> None:
         """Bring an action's activations back to their device; RuntimeError if they have not left it."""
-        found = self._found.get(_place(action))
+        found = self._found.get((action.stage, segment_of(action)))
         if found is None or not found.is_away:
             raise RuntimeError(f"{action} loads activations that are not away: no STORE:A has taken them")
         for saved in found.all():
@@ -138,7 +138,7 @@ class SavedActivations:
 
     def take(self, action: Action) -> None:
         """Free what a forward has saved, for its backward; RuntimeError if it is not on the device."""
-        place = _place(action)
+        place = action.stage, segment_of(action)
         if self._found[place].is_away:
             raise RuntimeError(_not_back(str(action), *place))
         del self._found[place]
@@ -150,11 +150,6 @@ class SavedActivations:
 
 def _unpack(found: _View | torch.Tensor) -> torch.Tensor:
     return found.tensor() if isinstance(found, _View) else found
-
-
-def _place(action: Action) -> tuple[int, Segment]:
-    assert action.microbatch is not None
-    return action.stage, (action.microbatch, action.part)
 
 
 def _not_back(reader: str, stage: int, segment: Segment) -> str:

@@ -51,8 +51,7 @@ class Reads:
     def count(self, layout: Layout) -> Counter[tuple[int, int]]:
         """(module, version) -> the number of actions that read it."""
         counted: Counter[tuple[int, int]] = Counter()
-        actions = (action for _, _, row in self.schedule.items() for action in row)
-        for number, action in enumerate(actions):
+        for number, action in enumerate(self._analysis.index.actions):
             for part in parts_of(action):
                 if part.kind in COMPUTE:
                     version = self.version(part, number)

@@ -170,9 +170,7 @@ def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
 
 def spare_bytes(question: Question, timed: Timed) -> Floats:
     """Free bytes of each plan's fullest device, by closed forms; below 0 if the plan does not fit."""
-    machine = question.machine
-    room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
-    return room - question.software.scale * timed.peak_bytes
+    return question.machine.room_bytes - question.software.scale * timed.peak_bytes
 
 
 def fastest_first(timed: Timed, spare: Floats, may_lack: float = 0.0) -> Ints:
@@ -306,8 +304,7 @@ class _Forms:
 
     def keep_what_fits(self) -> None:
         """Where as few layers are recomputed as the memory allows, leave out as many as fit on each of four ranks."""
-        machine = self.question.machine
-        room = (machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)) / self.software.scale
+        room = self.question.machine.room_bytes / self.software.scale
         more, again = self.each["whole"] - self.each["kept"], np.zeros_like(self.p)
         for rank, layers, held in self._held():
             kept = np.floor((room - held) / np.maximum(1.0, self._in_flight(rank) * more))

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.hardware.machine import Machine
-from rpbench.ir.partition import split_evenly
+from rpbench.ir.partition import divisors, split_evenly
 from rpbench.mesh.layers.layer_seconds import LAYERWISE, Recompute
-from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing, divisors
+from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing
 from rpbench.workload.architecture import Architecture
 
 Ints = npt.NDArray[np.int64]

@@ -21,9 +21,10 @@ from itertools import combinations, product
 from math import ceil, prod
 from typing import Any
 
+from rpbench.ir.partition import divisors
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES
-from rpbench.mesh.layout import SHARDED, Mesh, divisors
+from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import fitted, fullest
 from rpbench.mesh.plan_search.closed_forms import Question, fastest_first, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Space

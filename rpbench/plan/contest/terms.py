@@ -8,7 +8,7 @@ from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
-from rpbench.ir.partition import Partition
+from rpbench.ir.partition import Partition, divisors
 from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
@@ -67,7 +67,7 @@ class Terms:
             if size <= 0 or abs(self.num_microbatches(size) * size - self.sequences_per_step) > ROUNDING:
                 raise ValueError(
                     f"microbatches={list(self.microbatches)}: {size} does not divide the {self.sequences_per_step} "
-                    f"sequences of a step; take some of {_divisors(self.sequences_per_step)}"
+                    f"sequences of a step; take some of {divisors(self.sequences_per_step)}"
                 )
         if self.cluster.num_devices is not None and self.num_devices > self.cluster.num_devices:
             raise ValueError(
@@ -104,7 +104,7 @@ def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int
     evenly are chosen by themselves too, for replicas take no others.
     """
     most = MOST_ON_A_DEVICE * num_devices
-    fitting = [size for size in _divisors(sequences_per_step) if sequences_per_step // size <= most]
+    fitting = [size for size in divisors(sequences_per_step) if sequences_per_step // size <= most]
     several = [size for size in fitting if sequences_per_step // size >= num_devices]
     even = [size for size in several if sequences_per_step // size % num_devices == 0]
     return tuple(sorted({*_by_twos(several or fitting[:1]), *_by_twos(even)}))
@@ -117,7 +117,3 @@ def _by_twos(sizes: Iterable[int]) -> list[int]:
         if not chosen or size >= 2 * chosen[-1]:
             chosen.append(size)
     return chosen
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]

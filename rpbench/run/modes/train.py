@@ -179,7 +179,7 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
             fields |= {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
         fields |= _copied(training)
         if training.team:  # devices with shards of matrices
-            fields["sums_sent_bytes"] = [member.rank.sent_bytes for member in training.team.members]
+            fields["sums_sent_bytes"] = [rank.sent_bytes for rank in training.team.ranks]
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)

@@ -16,7 +16,6 @@ from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, broug
 from rpbench.engine.executor import Handler, execute
 from rpbench.engine.program import Program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.trace import Trace
@@ -172,10 +171,7 @@ def _beside_plain_training(training: Training, workload: Workload) -> Fields:
         plain = brought_here(workload)
         reference = train_reference(plain, training.layout, groups, optimizer, num_parts=parts, updates=False)
     expected = {place: gradient.cpu() for place, gradient in reference.gradients[0].items()}
-    found: Tensors = {}
-    for version, gradients in training.gradients.totals():
-        if version == 1:
-            found |= {place: gradient.cpu() for place, gradient in gradients.items()}
+    found = {place: gradient.cpu() for place, gradient in training.gradients.by_step()[0].items()}
     return {
         "device_grad_max_abs_diff": largest_difference(found, expected),
         "device_grad_max_rel_diff": largest_relative_difference(found, expected),

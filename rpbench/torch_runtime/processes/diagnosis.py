@@ -17,8 +17,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
+from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of
 from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index
 from rpbench.torch_runtime.lowering import Lowered
 
 _LAYOUT = struct.Struct("<iiid")  # step, position in the lowered row, phase, seconds since the epoch
@@ -66,9 +67,6 @@ class Place:
 
     def pack(self) -> bytes:
         return bytes(self._map)
-
-    def close(self) -> None:
-        self._map.close()
 
 
 def unpack(packed: bytes) -> Standing:
@@ -201,26 +199,23 @@ def _can_move(lowered: Lowered | None, standings: Sequence[Standing], rank: int,
     action = _action_at(lowered, own, pipeline_rank)
     if action is None or own.phase is not Phase.WAITING:
         return own.phase is not Phase.DONE
-    for send, sender in _awaited(lowered, action, pipeline_rank):
+    for send, sender in _awaited(lowered, action):
         other = standings[sender * inner + rank % inner]
         if (other.step, other.position) <= (own.step, send):
             return False
     return True
 
 
-def _awaited(lowered: Lowered, action: Action, rank: int) -> list[tuple[int, int]]:
+_TAKES = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
+
+
+def _awaited(lowered: Lowered, action: Action) -> list[tuple[int, int]]:
     """(place of the SEND in its row, its rank) of each message that an action waits for."""
-    found = []
-    for part in parts_of(action):
-        kind = Kind.RECV_F if part.kind is Kind.F else Kind.RECV_B if part.kind in (Kind.B, Kind.I) else None
-        receive = next((a for a in lowered.row(rank) if a[:3] == (kind, part.stage, part.microbatch)), None)
-        if receive is None:
-            continue
-        assert isinstance(receive.peer, int)
-        for place, sent in enumerate(lowered.row(receive.peer)):
-            if sent.kind in SEND and sent.peer == rank and receive_of(sent)[:3] == receive[:3]:
-                found.append((place, receive.peer))
-    return found
+    index = Index(lowered.schedule)
+    parts = [part._replace(kind=_TAKES[part.kind]) for part in parts_of(action) if part.kind in _TAKES]
+    receives = [number for number in map(index.find, parts) if number >= 0]
+    sends = [send for receive in receives for send in index.producers[receive]]
+    return [(send - index.lanes[index.lane_of[send]].start, index.device(send)) for send in sends]
 
 
 def _marks(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[list[int], dict[int, str]]:

@@ -29,7 +29,7 @@ from rpbench.torch_runtime.processes.diagnosis import Phase, Place
 from rpbench.torch_runtime.request import DTYPES, ONE_STAGE, SAME_NAME, TorchRequest
 from rpbench.torch_runtime.shards import Groups, is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import ChainStage, StageModule
-from rpbench.torch_runtime.versions import facts_of, load_runtime
+from rpbench.torch_runtime.versions import has_waits, load_runtime
 
 COMPUTING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 PREFIX = "PP:"
@@ -112,8 +112,8 @@ def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: i
     torch's single-stage schedules run no lowered actions: only their computations are timed. ValueError if torch has no
     schedule of that name, or it takes one stage a rank and there are more.
     """
-    schedules: Any
-    schedules, base, _ = load_runtime()
+    schedules = load_runtime()
+    base = schedules._PipelineScheduleRuntime
     if order_of != "table":
         if order_of not in SAME_NAME.values():
             raise ValueError(f"order_of={order_of}: torch has {', '.join(SAME_NAME.values())}")
@@ -229,7 +229,7 @@ class Member:
         sharded = self.request.data_parallel > 1 and self.request.data_mode != "plain"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.csv"
-            path.write_text(self.lowered.to_csv(sharded=sharded, waits=facts_of().has_waits))
+            path.write_text(self.lowered.to_csv(sharded=sharded, waits=has_waits()))
             self.runtime._load_csv(str(path), format="compute_comms")
 
     @cached_property

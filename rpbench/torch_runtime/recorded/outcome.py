@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from rpbench.cost.table import CostTable
+from rpbench.engine.backends.virtual import replay_clock
+from rpbench.engine.program import make_program
 from rpbench.ir.action import Action
-from rpbench.ir.checks.deadlock import execution_order
-from rpbench.ir.index import Index
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.request import TorchRequest
 
@@ -111,8 +112,7 @@ class Outcome:
             "losses": self.losses,
             "rows_as_ours": self.rows_as_ours,
             "table_digest": self.request.lowered.digest,
-            "num_messages": sum(len(row) for _, _, row in self.request.lowered.schedule.items())
-            - timeline.schedule.num_actions,
+            "num_messages": self.request.lowered.schedule.num_actions - timeline.schedule.num_actions,
             "hosts": [rank["host"] for rank in ranks],
             "hop_s": self.hop_s,
             "clock_error_s": max(rank["offset_error_s"] for rank in ranks),
@@ -134,14 +134,8 @@ class Outcome:
 
 def replay_makespan(timeline: Timeline) -> float:
     """Seconds of a table's step if every action starts as soon as its rank is free and its inputs are there."""
-    index = Index(timeline.schedule)
-    ends = [0.0] * len(index.actions)
-    lane_starts = {lane.start for lane in index.lanes}
-    for number in execution_order(index, index.producers):
-        waits = list(index.producers[number]) + ([] if number in lane_starts else [number - 1])
-        began = max((ends[producer] for producer in waits), default=0.0)
-        ends[number] = began + timeline.end[number] - timeline.start[number]
-    return max(ends)
+    took = [float(end - start) for start, end in zip(timeline.start, timeline.end, strict=True)]
+    return float(replay_clock(make_program(timeline.schedule, CostTable({})), [0.0] * len(took), took).makespan)
 
 
 @dataclass(frozen=True)

@@ -225,10 +225,7 @@ class HostOptimizer:
         resume(self._all_parts(), moments or {})
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
-        self._sharing = set(self._tied_stages)  # stages whose steps share something
         self._looks = settings.clip_norm is not None or scaler is not None  # a step depends on all gradients
-        if self._looks:
-            self._sharing.update(self._places)
         self._looked_at = 0  # the version of the last step whose gradients are known
         self._skipped: set[int] = set()
         self._clipping: dict[int, torch.Tensor] = {}
@@ -241,7 +238,7 @@ class HostOptimizer:
     def step(self, stage: int, version: int) -> None:
         """Update the masters of a stage from the gradients of the step to `version`."""
         goes_ahead = (stage, version) in self._goes_ahead
-        if stage in self._tied_stages or (stage in self._sharing and not goes_ahead):
+        if stage in self._tied_stages or (self._looks and not goes_ahead):
             with self._lock:
                 if not goes_ahead:
                     self._look(version)
