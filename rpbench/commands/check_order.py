@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.stream_order.mutants import summary
 from rpbench.engine.verification import verified

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, typed
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.config.without_effect import check_without_effect, key_of
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Failures, Simulate, Train
+from rpbench.config.request import Request
 from rpbench.config.without_effect import check_without_effect
 from rpbench.ir.schedule import to_text
 from rpbench.ir.timeline import Timeline

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
-from rpbench.config.asked import Request
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.registry import unknown_name

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rpbench import registry
-from rpbench.config.asked import CONSTANTS, Request, check_charge
 from rpbench.config.errors import ConfigError
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
+from rpbench.config.request import CONSTANTS, Request, check_charge
 from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, model_bytes

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.mesh import RECOMPUTED, MeshChoice
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import has_transfers

@@ -19,9 +19,9 @@ from itertools import chain
 from typing import Any
 
 from rpbench.advice.causes import causes_of
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
+from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.footprint.replicas import SsdBytes, host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import ModelBytes

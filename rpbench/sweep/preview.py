@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import Simulate, Train
 from rpbench.config.composing import Composer
-from rpbench.config.request import request_of
+from rpbench.config.loading import request_of
+from rpbench.config.request import Request
 from rpbench.records import provenance, record
 from rpbench.records.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
 from rpbench.records.record import Record

@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 from spared import spared
 
-from rpbench.config.asked import ScheduleChoice
 from rpbench.config.choices import ConfigError
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import MeshConfig, composed, register
+from rpbench.config.loading import load, request_of
 from rpbench.config.mesh import mesh_of
-from rpbench.config.request import load, request_of
+from rpbench.config.request import ScheduleChoice
 from rpbench.ir.partition import symmetric
 from rpbench.mesh.exact import problem_of
 from rpbench.mesh.memory import bytes_of_ranks

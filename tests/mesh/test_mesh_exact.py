@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis

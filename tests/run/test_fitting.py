@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.fitting import fitting_layers
 from rpbench.ir.action import Kind
 from rpbench.run.assemble import assemble

@@ -24,8 +24,8 @@ from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.keys import LAYERS, MOVES, check_figures
+from rpbench.config.loading import cluster_file
 from rpbench.config.mesh import refuse_frozen, refuse_uneven
-from rpbench.config.request import cluster_file
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of

@@ -14,7 +14,7 @@ from rpbench.advice.what_if import Point, around_all
 from rpbench.commands.advising.advise_questions import counts_of, powers_and_last
 from rpbench.commands.advising.advise_table import label
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.config.sizes import read_lengths
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job

@@ -9,10 +9,10 @@ from rpbench.advice.model_source import SIZES, USUAL_RANK, config_path, context_
 from rpbench.advice.rows import FRAMEWORKS
 from rpbench.commands.advising.advise_questions import BESIDES, QUESTIONS, methods
 from rpbench.commands.usages import usage
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.places import file_of
 from rpbench.registry import unknown_name
 from rpbench.untrusted import whole

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from rpbench.advice.causes import causes_at
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Predict
 from rpbench.config.configuration import is_of_hydra
 from rpbench.config.errors import config_errors
+from rpbench.config.loading import load
 from rpbench.config.mesh import MeshChoice
-from rpbench.config.request import load
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.explain.predicted import dtype_gain, side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, DECLARED, UNITS, Number, Side, Work, number_of

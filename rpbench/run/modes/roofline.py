@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Roofline
+from rpbench.config.request import Request
 from rpbench.cost import roofline
 from rpbench.registry import unknown_name
 from rpbench.run.recording import Outcome, Work

@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
+from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.run.assemble import Assembled, exposed_s
 from rpbench.run.recording import Outcome, Work

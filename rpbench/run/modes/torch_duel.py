@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from rpbench import registry
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, TorchDuel
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.records.record import Record

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import BackendConfig
 from rpbench.config.errors import ConfigError, config_errors
+from rpbench.config.request import Request
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.threads import CpuBackend, one_thread

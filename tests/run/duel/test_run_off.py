@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.modes.duel import plans as module
 from rpbench.run.modes.duel.contenders import BASE, contenders
 from rpbench.run.modes.duel.plans import (

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Duel
 from rpbench.config.files import read_source
+from rpbench.config.request import Request
 from rpbench.cost.profiled import from_text, to_text
 from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.threads import usable_cores

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from rpbench import tracking
-from rpbench.config.asked import Request
 from rpbench.config.choices import Duel, Turns
+from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.threads import one_thread, usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores

@@ -34,8 +34,8 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from baselines.systems.case import Case
-from rpbench.config.asked import Request
 from rpbench.config.choices import Duel, Turns
+from rpbench.config.request import Request
 from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
