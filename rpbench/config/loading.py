@@ -101,17 +101,15 @@ def request_of(found: Composed) -> Request:
         config = replace(config, workload={**config.workload, "lengths": workload.lengths})
     schedule = _schedule(config, found.choices)
     config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
-    files = {
-        ("schedule_file", ""): schedule.file,
-        ("schedule", "generator"): _own_generator(schedule.entry),
-        ("cost", "profile"): read_source("cost.profile", cost.profile),
-        ("workload", "path"): read_source("workload.path", workload.path),
-        ("workload", "text"): read_source("workload.text", workload.text and str(_TEXTS / f"{workload.text}.txt")),
-        ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
-        ("checkpoint", "resume_from"): read_source(
-            "checkpoint.resume_from", config.checkpoint.resume_from, within=CHECKPOINT
-        ),
-    }
+    files = {"schedule_file": schedule.file, "schedule.generator": _own_generator(schedule.entry)}
+    for key, name, within in (
+        ("cost.profile", cost.profile, ""),
+        ("workload.path", workload.path, ""),
+        ("workload.text", workload.text and str(_TEXTS / f"{workload.text}.txt"), ""),
+        ("mode.plans", mode.plans if isinstance(mode, Duel) else None, ""),
+        ("checkpoint.resume_from", config.checkpoint.resume_from, CHECKPOINT),
+    ):
+        files[key] = read_source(key, name, within=within)
     request = Request(
         mode=mode,
         schedule=schedule,
@@ -179,7 +177,7 @@ _COPIED = {f.name for f in fields(RunConfig)} - {*GROUPS, "mesh", "schedule_file
 
 
 def _subject(
-    config: RunConfig, mode: Mode, schedule: ScheduleChoice, files: Mapping[tuple[str, str], SourceFile | None]
+    config: RunConfig, mode: Mode, schedule: ScheduleChoice, files: Mapping[str, SourceFile | None]
 ) -> dict[str, Any]:
     """All of a configuration that decides what a run measures, as plain data."""
     subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
@@ -187,19 +185,16 @@ def _subject(
     subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
     if not (isinstance(mode, Train | Duel) or (isinstance(mode, Failures) and mode.run == "processes")):
         del subject["optimizer"]  # nothing is stepped
-    if not config.mesh.is_given:
-        del subject["mesh"]  # as in records from before there were meshes
-    if config.software is None:
-        del subject["software"]  # likewise
-    if not config.cost.get("max_freeze_ratio"):  # likewise
-        subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
-    if subject["schedule"].get("ssd") == "none":  # likewise
-        del subject["schedule"]["ssd"]
-    if config.workload.get("lengths") is None:  # likewise
-        subject["workload"] = {key: value for key, value in subject["workload"].items() if key != "lengths"}
+    # What a run leaves out is left out here, as in records from before there was a choice.
+    for group, is_given in (("mesh", config.mesh.is_given), ("software", config.software is not None)):
+        if not is_given:
+            del subject[group]
+    for group, key in (("cost", "max_freeze_ratio"), ("schedule", "ssd"), ("workload", "lengths")):
+        if subject[group].get(key) in (None, 0, "none"):
+            subject[group].pop(key, None)
     for found in not_finite(subject):
         raise ConfigError(f"{found}: a finite number")
-    subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
+    subject["sha256"] = {key: file.sha256 for key, file in files.items() if file is not None}
     return subject
 
 
@@ -276,10 +271,9 @@ def _own_generator(entry: Entry) -> SourceFile | None:
 
 
 def _check_mode(request: Request) -> None:
-    """Refuse choices that do not go with the mode."""
     mode, backend = request.mode, request.backend
     where = f"backend={backend.name}" if backend else f"mode={mode.name}"
-    own_seconds = request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None)
+    own_seconds = request.cost.name != "analytic" and request.meshed is None
     if request.software is not None and own_seconds:
         raise ConfigError(
             f"software={request.software.name} with cost={request.cost.name}, which has its own seconds: software says "

@@ -52,8 +52,6 @@ class ScheduleChoice:
 
 @dataclass(frozen=True)
 class Request:
-    """One run."""
-
     mode: Mode
     schedule: ScheduleChoice
     model: Architecture | None  # None for model=abstract
@@ -132,6 +130,11 @@ class Request:
         """Tokens of all microbatches of a step, over all replicas; 0 where unknown."""
         own = sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
         return own * (self.backend.data_parallel if self.backend else 1)
+
+    @property
+    def meshed(self) -> "MeshChoice | None":
+        """The mesh of a run whose ranks are groups of devices; None also for a pipeline on one host."""
+        return self.mesh if self.mesh is not None and self.mesh.machine is not None else None
 
     @property
     def measures(self) -> bool:

@@ -161,7 +161,7 @@ def _idle_prediction(request: "Request", mode: Predict) -> Idle:
 
 def _idle_simulation(request: "Request", eager: bool) -> Idle:
     mesh, cost = request.mesh, request.cost
-    meshed = mesh is not None and mesh.machine is not None
+    meshed = request.meshed is not None
     moves = not meshed and (request.offload != "none" or request.entry.lower is not None)
     charged = request.charge == "bytes" or moves or request.tuning_budget is not None
     yield ["cost.declared"], "a simulation has no interval"

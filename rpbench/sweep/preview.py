@@ -103,7 +103,7 @@ def _why_not_made(request: Request) -> str:
     """Why a dry run does not make the schedule of a cell; empty if it does."""
     if not isinstance(request.mode, Simulate | Train):
         return f"mode={request.mode.name} decides it as it runs"
-    if request.mesh is not None and request.mesh.machine is not None:
+    if request.meshed is not None:
         return "a mesh is laid out as it runs"
     if request.tuning_budget is not None or request.partition == "search":
         return "its plan is searched for first"

@@ -33,7 +33,7 @@ def _frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str,
 
 def prepare(request: Request) -> Work:
     """The work of a simulation, checked; nothing is written."""
-    if request.mesh is not None and request.mesh.machine is not None:
+    if request.meshed is not None:
         from rpbench.run.mesh_run import prepare as prepared  # the packages of meshes, for runs that have one
 
         return prepared(request)
