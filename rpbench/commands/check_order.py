@@ -19,9 +19,7 @@ _SHOWN = 20  # findings that are printed; all are counted
 def check_order(arguments: Sequence[str]) -> tuple[dict[str, Any], bool]:
     """The faults in the order that a training run would issue to accelerators, and whether there are none.
 
-    The run computes real tensors; its gradients and weights are compared with plain training bit for bit. Arguments are
-    those of a run, `accelerators=N` (default 1) that the devices share, and `mutants=yes` to drop, delay and misplace
-    every wait in turn and count how many of these faults are found.
+    The run computes real tensors; its gradients and weights are compared with plain training bit for bit.
     """
     request, mutants = _request(arguments)
     assembled = assembled_of(request)

@@ -86,8 +86,6 @@ def _measured(request: Request, num_runs: int) -> LayerGraph:
     from rpbench.run.training.tensors import DTYPES, check_host_memory
 
     model = _model(request)
-    if request.dtype not in DTYPES:
-        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
     check_host_memory(model, DTYPES[request.dtype])
     workload = synthetic(model, request.workload.microbatch_sequences, request.dtype, request.seed, num_microbatches=1)
     return profile_layers(workload, num_runs=num_runs, on_run=_Progress(model.name))

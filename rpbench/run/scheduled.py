@@ -228,7 +228,6 @@ def _assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
 
 
 def contender_of(request: Request) -> Contender:
-    """The contender that a request names."""
     entry, given = request.entry, request.schedule.options
     own = {name: value for name, value in given.items() if value != entry.options[name]}
     return Contender(entry, tuple(own.items()))

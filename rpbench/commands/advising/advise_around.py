@@ -42,10 +42,7 @@ def around(
 ) -> dict[str, Any] | None:
     """The rows of an answer at other microbatch sizes, recomputation and numbers of devices; None if nothing fits.
 
-    Args:
-        plans: of the rows, timely ones before late ones; jobs are meshes.
-        machine: of the rows.
-        terms_on: the terms of contenders of one host, on a part of the machine.
+    `plans` are of the rows, timely ones before late ones; `terms_on` gives the terms of one host on a part of it.
     """
     rows = [*answer["ranking"], *answer["ranking_late"]]
     if not rows:

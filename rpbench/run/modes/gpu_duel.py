@@ -79,8 +79,6 @@ class AcceleratorTeam:
 
 @dataclass
 class AbsentTeam:
-    """A contender that cannot run here."""
-
     why: str
     tolerance: float = 0.0
 

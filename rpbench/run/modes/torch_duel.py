@@ -80,7 +80,6 @@ def _check(schedules: Sequence[str]) -> None:
 
 
 def _of_schedule(request: Request, name: str) -> Request:
-    """The request for one step of one schedule."""
     entry = registry.entry(name)
     schedule = replace(request.schedule, chosen=name, entry=entry, options=entry.options)
     return replace(request, schedule=schedule, num_steps=1, recompute="none")

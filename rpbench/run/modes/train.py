@@ -134,8 +134,6 @@ def check_request(request: Request, assembled: Assembled) -> None:
         _check_shards(assembled.model, assembled.schedule, backend.name)
     if request.workload.held_out and backend.name != "virtual":
         raise ConfigError(f"workload.held_out: backend={backend.name} validates nothing; use backend=virtual")
-    if request.dtype not in DTYPES:
-        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
     _data(request, assembled)
     _check_checkpoint(request, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied)
