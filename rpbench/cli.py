@@ -18,7 +18,7 @@ from rpbench.places import CONF, FLAG, with_dirs
 from rpbench.untrusted import plain
 
 if TYPE_CHECKING:
-    from rpbench.config.asked import Request
+    from rpbench.config.request import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as in shells
 BROKEN_PIPE = 141  # exit status after SIGPIPE, as in shells
@@ -217,7 +217,7 @@ def _print_configuration(arguments: Sequence[str]) -> int:
 
 def _loaded(arguments: Sequence[str], reads: str | None = None) -> "Request":
     """The request of a command line; prints its notes to stderr, without those of a key that the verb `reads`."""
-    from rpbench.config.request import load
+    from rpbench.config.loading import load
 
     found = load(arguments)
     for note in found.notes:

@@ -142,7 +142,7 @@ from contest_terms import small
 
 from rpbench.advice.causes import causes_of
 from rpbench.commands.recorded.explain import step_causes
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frame import Frame

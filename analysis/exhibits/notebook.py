@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits.exhibit import Table
 from analysis.exhibits.figures.files import frame, png_bytes
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.run.scheduled import assembled_of
 from rpbench.sim.longest_path import simulate_graph

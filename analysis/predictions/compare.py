@@ -6,7 +6,7 @@ from math import exp, log
 from typing import NamedTuple
 
 from analysis.records.published import A800, OUR_MODELS, PUBLISHED_MODELS, RTX4090, rows
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS, machine
 from rpbench.predict import SYSTEMS, Prediction, predict

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import AnyDuel, Duel, GpuDuel, Predict
 from rpbench.config.composing import Composer
-from rpbench.config.request import request_of
+from rpbench.config.loading import request_of
+from rpbench.config.request import Request
 from rpbench.records import provenance, record
 from rpbench.records.manifest import Cell
 from rpbench.records.record import Record

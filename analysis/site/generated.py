@@ -16,7 +16,7 @@ from analysis.site.schedule_answer import as_typed
 from rpbench.commands.show import draw_schedule
 from rpbench.commands.usages import usages
 from rpbench.config.configuration import CONF, options_of
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.drawing.timeline_figure import FONT_PT
 from rpbench.registry import Entry, entry, offered
 from rpbench.run.assemble import assemble

@@ -33,18 +33,11 @@ class RanksFailed(RuntimeError):
 
 
 def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
-    """Measure the machine and write `NAME.yaml`; its path and contents.
+    """Measure the machine and write `NAME.yaml`; its path and contents. `usages.yaml` explains the words.
 
-    Args:
-        arguments: `name=`, `device=cpu|accelerator`, `num_devices=` (cores that work at the same time; default: all
-            this process may use), `ranks=` (processes between which collectives are measured, for meshes; default:
-            none), `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one), `dry=`
-            (number of simulated accelerators, whose order of streams is checked; nothing is written).
-
-    Raises:
-        ConfigError: for an unknown option, an invalid name, or one that would replace a shipped file.
-        ValueError: for a device that is not there, or fewer of them than ranks.
-        RanksFailed: if a rank died, or hung for half a minute; all have ended, and nothing is written.
+    Raises ConfigError for an unknown option, an invalid name, or one that would replace a shipped file; ValueError for
+    a device that is not there, or fewer of them than ranks; RanksFailed if a rank died, or hung for half a minute: all
+    have ended, and nothing is written.
     """
     options = _options(arguments)
     name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", (home() or CONF) / "cluster"))

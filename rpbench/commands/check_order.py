@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.stream_order.mutants import summary
 from rpbench.engine.verification import verified
@@ -19,9 +19,7 @@ _SHOWN = 20  # findings that are printed; all are counted
 def check_order(arguments: Sequence[str]) -> tuple[dict[str, Any], bool]:
     """The faults in the order that a training run would issue to accelerators, and whether there are none.
 
-    The run computes real tensors; its gradients and weights are compared with plain training bit for bit. Arguments are
-    those of a run, `accelerators=N` (default 1) that the devices share, and `mutants=yes` to drop, delay and misplace
-    every wait in turn and count how many of these faults are found.
+    The run computes real tensors; its gradients and weights are compared with plain training bit for bit.
     """
     request, mutants = _request(arguments)
     assembled = assembled_of(request)

@@ -12,9 +12,9 @@ from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES
 from rpbench.commands.advising.advise_words import OWN
 from rpbench.commands.usages import LISTS, usages
-from rpbench.config.asked import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
+from rpbench.config.request import WORDS
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import CONF, files_of
 from rpbench.plan import METHODS

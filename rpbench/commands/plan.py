@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.errors import config_errors
+from rpbench.config.request import Request
 from rpbench.config.without_effect import check_without_effect
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.layer_graph import LayerGraph, from_csv

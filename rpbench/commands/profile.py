@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, typed
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.config.without_effect import check_without_effect, key_of
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
@@ -86,8 +86,6 @@ def _measured(request: Request, num_runs: int) -> LayerGraph:
     from rpbench.run.training.tensors import DTYPES, check_host_memory
 
     model = _model(request)
-    if request.dtype not in DTYPES:
-        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
     check_host_memory(model, DTYPES[request.dtype])
     workload = synthetic(model, request.workload.microbatch_sequences, request.dtype, request.seed, num_microbatches=1)
     return profile_layers(workload, num_runs=num_runs, on_run=_Progress(model.name))

@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Failures, Simulate, Train
+from rpbench.config.mesh import MeshChoice
+from rpbench.config.request import Request
 from rpbench.config.without_effect import check_without_effect
 from rpbench.ir.schedule import to_text
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.layout import MEGATRON, Mesh
+from rpbench.mesh.layout import MEGATRON
 from rpbench.passes.recomputation import kept_layers
 from rpbench.records.record import check_target, check_writable
 from rpbench.run.assemble import Assembled, assemble
+from rpbench.sim.shared_links import simulate_charged
 from rpbench.workload.architecture import Architecture
 
 FILES = ("torchtitan", "megatron_layout", "deepspeed", "fsdp2")  # forms that say how large a microbatch is
@@ -40,11 +42,11 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     check_without_effect(request, "show")
     if not isinstance(request.mode, Simulate | Train | Failures):
         raise ConfigError(f"mode={request.mode.name} with show: it has no one order of actions; leave mode= out")
-    mesh = request.mesh.mesh if request.mesh is not None and request.mesh.machine is not None else None
-    alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.pipeline)
+    mesh = request.meshed
+    alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.mesh.pipeline)
     assembled = assemble(alone)  # under a mesh the order of one pipeline
     schedule = assembled.schedule
-    text = to_text(schedule) if form == "text" else _exported(assembled, request, mesh, form)
+    text = to_text(schedule) if form == "text" else _exported(assembled, request, form)
     out.write(text.removesuffix("\n") + "\n")
     out.flush()
     source = f" ({assembled.entry.source})" if assembled.entry else ""
@@ -58,32 +60,20 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     return assembled
 
 
-def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
+def _exported(assembled: Assembled, request: Request, form: str) -> str:
     from rpbench.run.mesh_run import planned
     from rpbench.run.training.tensors import optimizer_settings
     from rpbench.torch_runtime.formats.export import Given, export  # torch's forms; text needs none of them
     from rpbench.torch_runtime.formats.frameworks import numbers_of
 
     sequences = request.workload.microbatch_sequences
-    axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
-    known: dict[str, Any] = {}
-    if mesh is not None and form in FILES and mesh.order != MEGATRON:
-        has = ", ".join(MEGATRON)
-        raise ConfigError(f"mesh.order={','.join(mesh.order)}: with format={form} it is {has}; leave mesh.order out")
-    if mesh is not None:
-        known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
-        known |= {"shard_group": mesh.sharing.group, "reshard": mesh.sharing.reshard}
-        if assembled.model is not None and assembled.model.experts is not None:
-            known["expert_tensor"] = mesh.expert_tensor
-    cut, kept = assembled.choice.partition, assembled.keeps
-    if mesh is not None and request.mesh is not None and request.recompute == "fitting":
-        kept = planned(request, request.mesh)[0].kept_by_stage(cut)
+    mesh, cut, kept = request.meshed, assembled.choice.partition, assembled.keeps
+    known = {} if mesh is None else _meshed(mesh, assembled.model, form)
+    if mesh is not None and request.recompute == "fitting":
+        kept = planned(request)[0].kept_by_stage(cut)
     known |= _recomputed(cut.backward, kept_layers(cut, request.recompute) if kept is None else kept)
-    if mesh is not None and request.mesh is not None and request.mesh.machine is not None:
-        known["nodes"] = request.mesh.machine.num_nodes
-        known |= {name: getattr(request.mesh.software, name) for name in ("gradients_beside", "parameters_beside")}
-        if (precision := request.mesh.precision) != "bf16":
-            known["notes"] += (f"the plan multiplies in {precision}: ask the framework for it, this is bf16",)
+    if mesh is not None and mesh.precision != "bf16":
+        known["notes"] += (f"the plan multiplies in {mesh.precision}: ask the framework for it, this is bf16",)
     if assembled.model is not None:
         known["notes"] += tuple(_learning(assembled.model))
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
@@ -99,6 +89,21 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     if sequences != int(sequences) and form in FILES:
         raise ConfigError(f"microbatches of {sequences} sequences: format={form} takes whole ones; take larger ones")
     return export(assembled.schedule, form, given)
+
+
+def _meshed(chosen: MeshChoice, model: Architecture | None, form: str) -> dict[str, Any]:
+    """What the frameworks' files say of a mesh; ConfigError for another order of its axes than theirs."""
+    mesh, axes = chosen.mesh, ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
+    if form in FILES and mesh.order != MEGATRON:
+        has = ", ".join(MEGATRON)
+        raise ConfigError(f"mesh.order={','.join(mesh.order)}: with format={form} it is {has}; leave mesh.order out")
+    found = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
+    found |= {"shard_group": mesh.sharing.group, "reshard": mesh.sharing.reshard}
+    if model is not None and model.experts is not None:
+        found["expert_tensor"] = mesh.expert_tensor
+    assert chosen.machine is not None
+    found["nodes"] = chosen.machine.num_nodes
+    return found | {name: getattr(chosen.software, name) for name in ("gradients_beside", "parameters_beside")}
 
 
 def _recomputed(layers: Sequence[int], kept: Sequence[int]) -> dict[str, Any]:
@@ -130,14 +135,10 @@ def _learning(model: Architecture) -> Iterator[str]:
 
 def _timeline(request: Request, assembled: Assembled) -> Timeline:
     """The timeline that the run of a request has, under its mesh and on links that transfers share."""
-    if request.mesh is not None and request.mesh.machine is not None:
-        from rpbench.mesh.ordered_step import simulate_step  # the packages of meshes, for requests that have one
-        from rpbench.run.mesh_run import planned
+    if request.meshed is not None:
+        from rpbench.run.mesh_run import simulated  # the packages of meshes, for requests that have one
 
-        job, _, order, costs = planned(request, request.mesh)
-        return simulate_step(job, order, costs, counts_layers=request.mesh.counts_layers).timeline
-    from rpbench.sim.shared_links import simulate_charged
-
+        return simulated(request)[-1].timeline
     return simulate_charged(assembled.graph, assembled.costs)
 
 

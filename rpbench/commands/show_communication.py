@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
-from rpbench.config.asked import Request
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.registry import unknown_name
@@ -33,8 +33,6 @@ VARIED: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings of the check from the command line."""
-
     queues: tuple[Queues, ...]  # kinds of channels that decide the exit status
     grouped: tuple[bool, ...]
     settings: dict[str, Any]  # those of torch 2.15 that were named
@@ -143,8 +141,6 @@ def _settings(request: Request, table: Table, asked: Asked) -> dict[str, Any]:
 
 
 class _Rules:
-    """Times and bytes of a table's actions."""
-
     def __init__(self, assembled: Assembled, table: Table, copies: int) -> None:
         self._table, self._costs, costs = table, assembled.costs, assembled.costs
         self.unit = "slots" if assembled.model is None else "s"

@@ -128,8 +128,6 @@ def _check_owners(settings: Any, group: str, owners: Mapping[str, Sequence[str]]
 
 @dataclass
 class CostConfig:
-    """Any of `conf/cost/`."""
-
     name: str = MISSING
     forward_ms: float = 1.0
     input_grad_ms: float = 1.0
@@ -215,8 +213,6 @@ class BackendConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Any of `conf/optimizer/`."""
-
     name: str = MISSING
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
@@ -237,8 +233,6 @@ class OptimizerConfig:
 
 @dataclass
 class TrackerConfig:
-    """Any of `conf/tracker/`."""
-
     name: str = MISSING
     project: str = "rpbench"
     group: str | None = None

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -70,13 +71,6 @@ class MeshConfig:
     def given(self, *names: str) -> dict[str, Any]:
         """The values of those of these keys that are set."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-def machines_named(overrides: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """(name, keys) of the machines that overrides describe by their name, without those that are files."""
-    named = (item.removeprefix("cluster=").split(",") for item in overrides if item.startswith("cluster="))
-    names = [name for each in named for name in each if file_of("cluster", name) is None]
-    return [(name, keys) for name in names if (keys := devices_named(name)) is not None]
 
 
 GROUPS = (
@@ -169,8 +163,10 @@ def register(overrides: Sequence[str] = ()) -> None:
         if _stored.get(name) != (node := schedule_node(entry)):
             store.store(group="schedule", name=name, node=node, package="schedule")
             _stored[name] = node
-    for name, keys in machines_named(overrides):
-        store.store(group="cluster", name=name, node=keys, package="cluster")
+    named = (item.removeprefix("cluster=").split(",") for item in overrides if item.startswith("cluster="))
+    for name in chain.from_iterable(named):
+        if file_of("cluster", name) is None and (keys := devices_named(name)) is not None:
+            store.store(group="cluster", name=name, node=keys, package="cluster")
 
 
 def schedule_node(entry: registry.Entry) -> dict[str, Any]:

@@ -91,24 +91,25 @@ def refuse_what_runs() -> None:
             raise ConfigError(f"{path}: {error}; move it out of the folder") from None
         if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # quoted text may contain escapes
             continue
-        for text in _resolving(path):
+        try:
+            found = read_keys(path)
+        except ValueError:
+            found = {}  # composing it fails as well
+        for text in _resolving(found):
             raise ConfigError(
                 f"{path}: {text!r:.80} asks for what is outside the file; write the value, or the name of another key, "
                 "as in ${hidden}; what is read from the environment is for the command line"
             )
-        for said in _said_to_hydra(path):
+        for said in _said_to_hydra(path, content, found):
             raise ConfigError(
                 f"{path}: {said}: a file says what is swept and nothing else to Hydra, as in {_EXAMPLE}; what runs "
                 "code, starts workers or sets the environment is for the command line"
             )
 
 
-def _resolving(path: Path) -> Iterator[str]:
+def _resolving(found: Mapping[str, Any]) -> Iterator[str]:
     """The texts of a file that call a resolver."""
-    try:
-        waiting: list[Any] = [read_keys(path)]
-    except ValueError:
-        return  # composing it fails as well
+    waiting: list[Any] = [found]
     while waiting:
         each = waiting.pop()
         if isinstance(each, Mapping):
@@ -119,17 +120,13 @@ def _resolving(path: Path) -> Iterator[str]:
             yield each
 
 
-def _said_to_hydra(path: Path) -> Iterator[str]:
+def _said_to_hydra(path: Path, content: bytes, found: Mapping[str, Any]) -> Iterator[str]:
     """Instructions to Hydra in a file that are forbidden there."""
     if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
         yield "a file of hydra's own groups"
-    for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+    for line in content.decode("utf-8", "replace").splitlines():
         if line.startswith("#") and "@package" in line and "hydra" in line:
             yield line[:80]
-    try:
-        found = read_keys(path)
-    except ValueError:
-        return  # composing it fails as well
     for key in _keys(found):
         if key.startswith("hydra") and not f"{key}.".startswith("hydra.sweeper.params."):
             yield key

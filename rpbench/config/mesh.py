@@ -21,8 +21,6 @@ INNER = ("data", "tensor", "context")  # axes whose sizes make the group behind 
 
 @dataclass(frozen=True)
 class MeshChoice:
-    """A mesh as it was chosen."""
-
     mesh: Mesh
     # with as many devices as the mesh; None for a pipeline on one host, which is no mesh unless `mesh.shard` is
     # given: then it is timed as in a search over meshes, with the sum of a tied matrix

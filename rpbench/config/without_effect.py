@@ -5,14 +5,14 @@ from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpbench.config.asked import CONSTANTS
 from rpbench.config.choices import ConfigError, Duel, Failures, Predict, Roofline, Simulate, TorchDuel, Train
+from rpbench.config.request import CONSTANTS
 from rpbench.cost.hardware.basis import counted_numbers
 from rpbench.cost.hardware.machine import COPIED_SHARE, Machine
 
 if TYPE_CHECKING:
-    from rpbench.config.asked import Request
     from rpbench.config.mesh import MeshChoice
+    from rpbench.config.request import Request
 
 Idle = Iterator[tuple[Collection[str], str]]  # keys, or groups of keys, and why nothing reads them
 
@@ -161,7 +161,7 @@ def _idle_prediction(request: "Request", mode: Predict) -> Idle:
 
 def _idle_simulation(request: "Request", eager: bool) -> Idle:
     mesh, cost = request.mesh, request.cost
-    meshed = mesh is not None and mesh.machine is not None
+    meshed = request.meshed is not None
     moves = not meshed and (request.offload != "none" or request.entry.lower is not None)
     charged = request.charge == "bytes" or moves or request.tuning_budget is not None
     yield ["cost.declared"], "a simulation has no interval"

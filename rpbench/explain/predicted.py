@@ -175,12 +175,9 @@ def _forward_backward_s(model: Architecture, num_tokens: float, basis: Basis) ->
 
 
 def side_of_job(job: Job, step_s: float | None, label: str, *, slower: float = 1.0, **more: Any) -> Side:
-    """A number of a run under a mesh.
+    """A number of a run under a mesh: `step_s` seconds a step, None for the prediction itself.
 
-    Args:
-        step_s: seconds of a step; None for the prediction itself.
-        slower: a factor on all seconds, for a slow session.
-        more: further fields of the side.
+    `slower` is a factor on all seconds, for a slow session; `more` are further fields of the side.
     """
     each = job.machine.size / job.tokens
     causes = {name: each * seconds for name, seconds in job_causes(job).items()}

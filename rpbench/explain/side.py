@@ -34,8 +34,6 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """A number and its causes."""
-
     label: str
     seconds: float  # device-seconds of one unit by the number
     evidence: str  # how the number is known

@@ -36,8 +36,6 @@ NOTHING = 1e-9  # logarithms below it are rounding
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why B is not A."""
-
     a: Side
     b: Side
     metric: Metric
@@ -135,7 +133,6 @@ def _pace_parts(a: Side, b: Side) -> dict[str, float]:
 
 
 def _worked(side: Side) -> float:
-    """Computation with recomputation."""
     return side.causes[COMPUTATION] + side.causes.get(AGAIN, 0.0)
 
 

@@ -60,14 +60,11 @@ def records_of_csv(text: str) -> list[Record]:
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
         raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
+    reader = csv.DictReader(io.StringIO(text))
     try:
-        return _records_of_rows(csv.DictReader(io.StringIO(text)))
+        names, rows = list(reader.fieldnames or ()), list(reader)
     except csv.Error as error:
         raise ConfigError(f"import csv: {error}; write a row a line, with fields of at most 128 KiB") from None
-
-
-def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
-    names = list(rows.fieldnames or ())
     if "schedule" not in names:
         raise ConfigError("import csv: a header with at least `schedule`, and records' names such as tokens_per_s")
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -47,8 +47,6 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep."""
-
     number: int
     overrides: Mapping[str, str]
     state: str = PLANNED  # one of `STATES`
@@ -144,14 +142,9 @@ def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Reco
         return None
     rows = [record.read(results / run_id) for run_id in cell.run_ids]
     sound = [row for row in rows if row is not None]
-    if len(sound) < len(rows) or _worst(sound) != cell.state or not all(_answers(row, cell) for row in sound):
-        return None
-    return sound
-
-
-def _answers(row: Record, cell: Cell) -> bool:
-    """Whether a record has the overrides of the cell."""
-    return {f"{key}={value}" for key, value in cell.overrides.items()} <= set(row.get("overrides") or ())
+    asked = {f"{key}={value}" for key, value in cell.overrides.items()}
+    answer = all(asked <= set(row.get("overrides") or ()) for row in sound)
+    return sound if len(sound) == len(rows) and answer and _worst(sound) == cell.state else None
 
 
 def machine_word() -> str:
@@ -161,7 +154,6 @@ def machine_word() -> str:
 
 
 def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], cells: Sequence[Sequence[str]]) -> Plan:
-    """Write the plan of a sweep that starts."""
     name = manifest_name(experiment, arguments)
     plan: dict[str, Any] = {
         "experiment": experiment,
@@ -199,7 +191,6 @@ class Journal:
         self._is_written = False
 
     def ended(self, rows: Sequence[Record]) -> None:
-        """The cell has these records."""
         worst = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
         self._write(_worst(rows), worst.get("reason") or "", rows)
 

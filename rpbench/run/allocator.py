@@ -8,15 +8,13 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 from rpbench.places import CONF, places, split_dirs
 from rpbench.whole_file import read_text
-
-T = TypeVar("T")
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
@@ -51,16 +49,14 @@ def measures(arguments: Sequence[str]) -> bool:
     if "backend" in chosen or "mode" in chosen:
         return _is_real(chosen.get("backend", "")) or _is_real(chosen.get("mode", ""))
     names = re.findall(r"\w+", chosen.get("experiment", ""))
-    homes = (CONF, *map(Path, folders), *_readable(places, tuple[Path, ...]())) if names else ()
-    files = (home / "experiment" / f"{name}.yaml" for home in homes for name in names)
-    return any(_is_real(found) for file in files for found in _CHOICE.findall(_readable(partial(read_text, file), "")))
-
-
-def _readable(read: Callable[[], T], otherwise: T) -> T:
-    try:
-        return read()
-    except (OSError, ValueError):  # the command itself reports it later
-        return otherwise
+    homes = [CONF, *map(Path, folders)]
+    with suppress(OSError, ValueError):  # the command itself reports what cannot be read later
+        homes += places() if names else ()
+    for home, name in product(homes, names):
+        with suppress(OSError, ValueError):
+            if any(map(_is_real, _CHOICE.findall(read_text(home / "experiment" / f"{name}.yaml")))):
+                return True
+    return False
 
 
 def _is_real(choice: str) -> bool:

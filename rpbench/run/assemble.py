@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rpbench import registry
-from rpbench.config.asked import CONSTANTS, Request, check_charge
 from rpbench.config.errors import ConfigError
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
+from rpbench.config.request import CONSTANTS, Request, check_charge
 from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, model_bytes
@@ -222,10 +222,10 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
 def pose(request: Request) -> Problem:
     """The planning problem of a request; ValueError if it has none."""
     entry, cost, cluster = request.entry, request.cost, request.cluster
-    if request.mesh is not None and request.mesh.machine is not None:
+    if (mesh := request.meshed) is not None:
         raise ConfigError(
             "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
-            f"num_devices={request.mesh.mesh.pipeline}"
+            f"num_devices={mesh.mesh.pipeline}"
         )
     check_charge(request.charge, request.offload, entry, request.mode)
     _check_sizes(request, "num_devices")
@@ -248,7 +248,7 @@ def pose(request: Request) -> Problem:
         fitting=request.recompute == "fitting",
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
-        published=_published(request.entry.name, request.model, request.partition, request.cost.name),
+        published=_published(request),
         memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
         activations=UNKNOWN if sizes is None else sizes.of_a_layer,
         finish=partial(_finished, request, traffic),
@@ -258,15 +258,16 @@ def pose(request: Request) -> Problem:
     )
 
 
-def _published(method: str, model: Architecture | None, partition: str, cost: str) -> Partition | None:
+def _published(request: Request) -> Partition | None:
     """The published partition: required by `partition=published`, otherwise only a start for other methods."""
+    if "published" not in (request.partition, request.cost.name):
+        return None
     try:
-        if "published" in (partition, cost):
-            return published_partition(method, (model.published_name if model else None) or "")
+        return published_partition(request.entry.name, (request.model and request.model.published_name) or "")
     except ValueError:
-        if partition == "published":
+        if request.partition == "published":
             raise
-    return None
+        return None
 
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.collective_rates import CollectiveRate
 from rpbench.cost.hardware.machine import NUMBERS, Machine

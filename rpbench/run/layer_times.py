@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.keys import LAYERS, check_figures
+from rpbench.config.request import Request
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.machine import Machine

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.mesh import RECOMPUTED, MeshChoice
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import has_transfers
@@ -24,25 +24,28 @@ from rpbench.sim.metrics import measure
 
 
 def prepare(request: Request) -> Work:
-    mesh = request.mesh
-    assert mesh is not None
     with collection_paused():
-        job, choice, order, costs = planned(request, mesh)
-        step = simulate_step(job, order, costs, counts_layers=mesh.counts_layers)
+        job, choice, step = simulated(request)
     opening = _opening(request, choice, step)
     if job.recompute == "fitting":
         opening["kept_layers"] = list(job.kept_by_stage(choice.partition))
-    return Work(opening, lambda: _outcome(request, mesh, job, step))
+    return Work(opening, lambda: _outcome(request, job, step))
 
 
-def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, CostTable]:
+def simulated(request: Request) -> tuple[Job, Choice, Step]:
+    """The run of a request, its cut and its simulated step."""
+    job, choice, order, costs = planned(request)
+    return job, choice, simulate_step(job, order, costs, counts_layers=_chosen(request).counts_layers)
+
+
+def planned(request: Request) -> tuple[Job, Choice, Schedule, CostTable]:
     """The run of a request, its cut, its order and the times of its actions."""
-    entry, cost, job = request.entry, request.cost, job_of(request, mesh)
+    entry, cost, job = request.entry, request.cost, job_of(request)
     of_rank = replace(request, num_devices=job.mesh.pipeline)
     problem = Problem(  # without the transfers that methods add themselves
         entry=entry,
         times=mesh_times(job, request.schedule.options)
-        if mesh.counts_layers
+        if _chosen(request).counts_layers
         else under_mesh(layer_times(of_rank, len(job.architecture.layers)), job),
         num_ranks=job.mesh.pipeline,
         num_microbatches=request.num_microbatches,
@@ -66,8 +69,14 @@ def planned(request: Request, mesh: MeshChoice) -> tuple[Job, Choice, Schedule, 
     return with_cut(job, order), choice, order, costs
 
 
-def job_of(request: Request, chosen: MeshChoice) -> Job:
+def _chosen(request: Request) -> MeshChoice:
+    assert request.meshed is not None
+    return request.meshed
+
+
+def job_of(request: Request) -> Job:
     """The run as `rpbench.mesh` takes it; ValueError, naming sizes that fit, if model and mesh do not."""
+    chosen = _chosen(request)
     assert chosen.architecture is not None
     assert chosen.machine is not None
     return Job(
@@ -109,8 +118,8 @@ def _opening(request: Request, choice: Choice, step: Step) -> Fields:
     }
 
 
-def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcome:
-    evidence = "predicted" if mesh.counts_layers else "simulated"
+def _outcome(request: Request, job: Job, step: Step) -> Outcome:
+    evidence = "predicted" if _chosen(request).counts_layers else "simulated"
     tokens = tokens_of(job, step.order)
     memory = bytes_of_order(job, step.order, step.graph.analysis)
     most = fullest(job, memory)
@@ -132,10 +141,9 @@ def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcom
     fields = measure(
         step.sharded, step.timeline, step.costs, switch_after_last_forward=request.entry.switch_after_last_forward
     )
-    seconds = step.step_time_s
-    tokens_per_s = tokens / seconds
+    tokens_per_s = tokens / step.step_time_s
     more: dict[str, Any] = {
-        "step_time_s": seconds,
+        "step_time_s": step.step_time_s,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_device": tokens_per_s / request.num_devices,
         "terms_s": dict(step.terms),

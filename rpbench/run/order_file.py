@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from rpbench import registry
-from rpbench.config.asked import Request
 from rpbench.config.configuration import RunConfig
 from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.files import SourceFile
+from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import parse, split_evenly, symmetric

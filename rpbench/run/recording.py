@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench import tracking
-from rpbench.config.asked import Request
+from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records import provenance, record
 from rpbench.records.describe import describe, table

@@ -19,9 +19,9 @@ from itertools import chain
 from typing import Any
 
 from rpbench.advice.causes import causes_of
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
+from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.footprint.replicas import SsdBytes, host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import ModelBytes
@@ -228,7 +228,6 @@ def _assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
 
 
 def contender_of(request: Request) -> Contender:
-    """The contender that a request names."""
     entry, given = request.entry, request.schedule.options
     own = {name: value for name, value in given.items() if value != entry.options[name]}
     return Contender(entry, tuple(own.items()))

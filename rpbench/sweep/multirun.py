@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rpbench.config import configuration
 from rpbench.config.choices import ConfigError, first_line
-from rpbench.config.request import load, request_of
+from rpbench.config.loading import load, request_of
 from rpbench.cost.hardware.machine import devices_named
 from rpbench.places import CONF, ORDERS
 from rpbench.records.manifest import STATES, Journal, Plan

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import Simulate, Train
 from rpbench.config.composing import Composer
-from rpbench.config.request import request_of
+from rpbench.config.loading import request_of
+from rpbench.config.request import Request
 from rpbench.records import provenance, record
 from rpbench.records.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
 from rpbench.records.record import Record
@@ -103,7 +103,7 @@ def _why_not_made(request: Request) -> str:
     """Why a dry run does not make the schedule of a cell; empty if it does."""
     if not isinstance(request.mode, Simulate | Train):
         return f"mode={request.mode.name} decides it as it runs"
-    if request.mesh is not None and request.mesh.machine is not None:
+    if request.meshed is not None:
         return "a mesh is laid out as it runs"
     if request.tuning_budget is not None or request.partition == "search":
         return "its plan is searched for first"

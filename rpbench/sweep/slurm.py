@@ -18,8 +18,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, at_least_one, typed
+from rpbench.config.request import Request
 from rpbench.records.record import Record
 from rpbench.sweep.worker import RunFailed
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import Composed
-from rpbench.config.request import request_of
+from rpbench.config.loading import request_of
+from rpbench.config.request import Request
 from rpbench.records.manifest import Cell, Ends, Journal, Plan, recall
 from rpbench.records.record import run_id
 from rpbench.run.recording import identity

@@ -60,5 +60,4 @@ def in_slots(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def units() -> dict[str, str]:
-    """Metric -> unit, for a run's configuration."""
     return {name: metric["unit"] for name, metric in (*HISTORY.items(), *SUMMARY.items())} | {f"{MEMORY}*": "B"}

@@ -21,8 +21,6 @@ from rpbench.tracking.metrics import MEMORY, STEP, Row, StepFeed
 
 @dataclass(frozen=True)
 class Clocked:
-    """A batch on the run's clock."""
-
     end_s: float  # end of its last gradient
     busy_s: float  # work of all devices until then
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from hydra.core.hydra_config import HydraConfig
 
-from rpbench.config.asked import Request
+from rpbench.config.request import Request
 from rpbench.drawing.timeline_svg import timeline_svg
 from rpbench.ir.schedule import to_text
 from rpbench.ir.timeline import Timeline

@@ -29,10 +29,10 @@ from analysis.records.published import PUBLISHED_MODELS, look_up
 from analysis.records.runs import MODELS, ONE_ROUND
 from analysis.report.content import Content
 from analysis.report.page import gather, rendered
-from rpbench.config.asked import Request
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import CONF, composed, swept
-from rpbench.config.request import request_of
+from rpbench.config.loading import request_of
+from rpbench.config.request import Request
 from rpbench.records import record
 from rpbench.records.record import Record
 from rpbench.run.recording import run

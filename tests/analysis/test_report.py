@@ -22,7 +22,7 @@ from analysis.report.images import LARGEST_SVG_BYTES, Shown, draw_all
 from analysis.report.opening import PAPER, answer, findings
 from analysis.report.page import gather, rendered, save_tables, write
 from analysis.report.views import command_of
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records.record import run_id
 from rpbench.run.recording import identity
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores

@@ -16,7 +16,7 @@ from statistics import median
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.recording import run
 
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "zb_auto", "adaptis", "zb_v", "interleaved_1f1b", "roundpipe")

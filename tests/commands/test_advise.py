@@ -15,7 +15,7 @@ from rpbench.advice.model_source import architecture_of, config_path, context_in
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on
 from rpbench.commands.advising.advise_questions import spelled_machine, spelled_model
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.machine import machine
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture

@@ -16,7 +16,7 @@ from analysis.predictions.clusters import fit
 from analysis.predictions.clusters.case import rows_of
 from analysis.predictions.compare import case_of
 from rpbench.cli import dispatch
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.machine import machine
 from rpbench.explain.predicted import case_causes, job_causes, side_of_job, with_settings
 from rpbench.explain.side import CAUSES, COMPUTATION, Rate, Side, Work, counted_flops, number_of

@@ -8,7 +8,7 @@ import pytest
 
 from rpbench import places, registry
 from rpbench.cli import dispatch
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records.describe import label
 
 MODEL = "# Mine.\nname: mine\nnum_layers: 4\nhidden: 64\nheads: 2\nvocab: 99\n"

@@ -10,7 +10,7 @@ import pytest
 
 from rpbench.commands.recorded import store
 from rpbench.commands.recorded.store import export, pack, query, table
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records import record
 from rpbench.run.recording import run
 

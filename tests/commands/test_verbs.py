@@ -21,7 +21,7 @@ from rpbench.commands.plan import PartitionRequest
 from rpbench.commands.profile import ProfileRequest
 from rpbench.commands.recorded.pivot import ASKED
 from rpbench.commands.usages import LISTS, usage, usages
-from rpbench.config.request import load
+from rpbench.config.loading import load
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
 SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")

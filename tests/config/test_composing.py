@@ -10,7 +10,7 @@ from rpbench.config import composing
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import CONF, Composed, RunConfig, composed, register
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.sweep.sweeper import ManifestSweeper
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

@@ -7,7 +7,7 @@ from spared import spared
 from rpbench import registry
 from rpbench.config.composing import recalling
 from rpbench.config.configuration import CONF, composed, options_of
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.assemble import pose
 
 OLD_NAMES = {"cuda": "device"}  # of backends

@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 from spared import spared
 
-from rpbench.config.asked import ScheduleChoice
 from rpbench.config.choices import ConfigError
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import MeshConfig, composed, register
+from rpbench.config.loading import load, request_of
 from rpbench.config.mesh import mesh_of
-from rpbench.config.request import load, request_of
+from rpbench.config.request import ScheduleChoice
 from rpbench.ir.partition import symmetric
 from rpbench.mesh.exact import problem_of
 from rpbench.mesh.memory import bytes_of_ranks
@@ -99,7 +99,7 @@ def test_several_stages_on_one_rank_take_what_one_takes(name):
 def test_the_step_is_that_of_the_simulated_pipeline_and_what_stands_beside_it():
     asked = ("schedule=interleaved_1f1b", *ON_NODES, "num_devices=16", "mesh.tensor=4", "mesh.pipeline=4")
     request, terms = load(asked), fields_of(*asked)["terms_s"]
-    job = job_of(request, request.mesh)
+    job = job_of(request)
     inside = ("kernels", "recompute", "collectives", "host", "bubble", "hops")
     assert terms["data"] == 0
     chunked = replace(job, chunks=2, cut=())
@@ -115,7 +115,7 @@ def test_memory_of_an_order_is_that_of_searches(shard, recompute):
         f"mesh.shard={shard}", f"recompute={recompute}",
     )  # fmt: skip
     request, found = load(asked), fields_of(*asked)
-    job = job_of(request, request.mesh)
+    job = job_of(request)
     assert found["peak_memory_bytes"] == pytest.approx([sum(own.values()) for own in bytes_of_ranks(job)], rel=1e-6)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 
 CLUSTER, MODEL = "cluster=8x_rtx4090", "model=qwen3_1p7b"
 ANALYTIC = ("schedule=1f1b", MODEL, CLUSTER, "cost=analytic")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes

@@ -7,7 +7,7 @@ import torch
 from spared import slow
 
 from rpbench.config.configuration import CONF
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.backends import accelerator
 from rpbench.engine.measure.calibration import (

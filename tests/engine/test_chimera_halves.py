@@ -4,7 +4,7 @@ import pytest
 import torch
 from spared import slow
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.models.data import InPieces, SyntheticTokens
 from rpbench.run.assemble import assemble
 from rpbench.run.modes import train

@@ -8,7 +8,7 @@ from cases import SPARED, build
 from torch.func import functional_call
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.engine.workload import Workload
 from rpbench.models.attention import Attention
 from rpbench.models.build import build_model

@@ -8,7 +8,7 @@ from cases import build
 from spared import slow
 from training_cases import MOE, TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes

@@ -10,7 +10,7 @@ from cases import build
 from spared import slow
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend, ThreadBackend

@@ -5,7 +5,7 @@ import torch
 from spared import slow
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.engine import verification
 from rpbench.run.assemble import assemble
 from rpbench.run.modes import train

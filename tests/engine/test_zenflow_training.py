@@ -10,7 +10,7 @@ from spared import slow
 from test_replicated_training import complete
 from training_cases import MOE, TINY, Run, assert_same, reference_of, train, workload_of
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.loss_scale import LossScaling

@@ -17,7 +17,7 @@ from analysis.dashboard.server import Dashboard, Rows
 from rpbench.advice.model_source import architecture_of
 from rpbench.cli import _dispatch
 from rpbench.commands.recorded.store import canonical, pack, table, table_of
-from rpbench.config.request import cluster_file
+from rpbench.config.loading import cluster_file
 from rpbench.places import places
 from rpbench.records import record
 from rpbench.records.manifest import PLAN, PLANNED, STATES, Manifest, Plan, is_settled, read_manifest

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records.manifest import Journal, write_plan
 from rpbench.run.recording import run
 from rpbench.yaml_file import keys_of

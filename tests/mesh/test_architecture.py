@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from rpbench.config.loading import load
 from rpbench.config.mesh import refuse_frozen
-from rpbench.config.request import load
 from rpbench.cost.hardware.device import names
 from rpbench.run.recording import run
 from rpbench.workload.architecture import OLD_SPELLINGS, Architecture, architecture

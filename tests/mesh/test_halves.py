@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.published import published_times
 from rpbench.mesh.layers.eager_kernels import input_share
 from rpbench.mesh.layers.layer_seconds import head_seconds, layer_seconds

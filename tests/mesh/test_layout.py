@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.device import device as gpu
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import Machine, machine

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
@@ -232,7 +232,7 @@ def test_replicas_as_a_schedule_and_as_a_mesh_take_the_same(name, shard, recompu
 def test_a_plain_run_of_replicas_takes_what_their_search_says(shard):
     request = load([*HOST, *REPLICAS, f"mesh.shard={shard}", "recompute=none"])
     assert mesh_step_s(f"mesh.shard={shard}", "recompute=none") == pytest.approx(
-        sum(exact_terms(job_of(request, request.mesh)).values()), rel=1e-12
+        sum(exact_terms(job_of(request)).values()), rel=1e-12
     )
 
 
@@ -241,7 +241,7 @@ def test_one_rank_of_shards_takes_what_its_search_says():
     words = ("schedule=1f1b", "model=mixtral_8x7b", "cluster=8x_mi300x", "num_devices=8", "num_microbatches=2")
     request = load([*words, "mesh.tensor=8", "mesh.expert=8", "mesh.sequence_parallel=true", "mesh.shard=none"])
     found = prepare(request).carry_out().fields["step_time_s"]
-    assert found == pytest.approx(sum(exact_terms(job_of(request, request.mesh)).values()), rel=1e-12)
+    assert found == pytest.approx(sum(exact_terms(job_of(request)).values()), rel=1e-12)
 
 
 @pytest.mark.parametrize("shard", ["gradients", "parameters"])

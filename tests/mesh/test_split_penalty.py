@@ -3,7 +3,7 @@
 import pytest
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.layer_times import penalised
 from rpbench.run.layer_times import layer_times

@@ -7,7 +7,7 @@ from single_changes import improvements
 from spared import slow
 
 from rpbench.config.configuration import swept
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.plan.contest.search import tune
 from rpbench.run.scheduled import budget_of, contender_of, terms_of_request
 

@@ -12,7 +12,7 @@ from evaluated import evaluate
 from problems import small, uniform
 
 from rpbench.cli import dispatch
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.constant import constant_times
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import DeviceMemory, model_bytes

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records import provenance, record
 from rpbench.records.describe import table
 from rpbench.run.modes import simulate

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from rpbench.cli import dispatch
 from rpbench.commands import calibrate
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.collective_rates import COLLECTIVES
 from rpbench.cost.hardware.declared import declarations

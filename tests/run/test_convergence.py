@@ -4,7 +4,7 @@ import pytest
 
 from analysis.exhibits.figures.own.convergence import BATCH, EXPERIMENTS, METHODS, ONE_BY_ONE
 from rpbench.config.configuration import swept
-from rpbench.config.request import load
+from rpbench.config.loading import load
 
 SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "workload=prose")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.fitting import fitting_layers
 from rpbench.ir.action import Kind
 from rpbench.run.assemble import assemble
@@ -99,10 +99,7 @@ def test_where_nothing_is_recomputed_an_order_that_follows_from_times_is_made_fo
     run = ("schedule=v_half", "model=llama31_8b", "num_microbatches=32", "workload.microbatch_sequences=1")
     for words in (("cluster=8x_h100", "cost=analytic", "num_devices=8"), ("cluster=dgx_h100", "mesh.pipeline=8")):
         asked = [load([*run, *words, f"recompute={each}"]) for each in ("fitting", "none", "all")]
-        found = [
-            planned(each, each.mesh)[2] if getattr(each.mesh, "machine", None) else assemble(each).schedule
-            for each in asked
-        ]
+        found = [planned(each)[2] if getattr(each.mesh, "machine", None) else assemble(each).schedule for each in asked]
         assert found[0] == found[1] != found[2], words
 
 

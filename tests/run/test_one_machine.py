@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.ir.action import Kind
 from rpbench.run.assemble import assemble

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records.describe import describe
 from rpbench.run.recording import run
 

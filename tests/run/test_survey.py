@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from test_calibrate import RATES, cost, made_up
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import parse
 from rpbench.mesh.layers.layer_times import setting_of, times_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records import record
 from rpbench.run.training.torch_backend import _prepare, _request
 

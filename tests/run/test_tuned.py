@@ -6,8 +6,8 @@ from io import StringIO
 
 import pytest
 
-from rpbench.config.asked import Request
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.plan.contest.contender import contenders
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune

@@ -3,7 +3,7 @@
 import pytest
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.modes.train import check_request
 from rpbench.run.recording import run
 from rpbench.run.scheduled import assembled_of

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spared import slow
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.synchronous.bpipe import most_held
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, peak_resident

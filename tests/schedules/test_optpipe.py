@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, peak_resident

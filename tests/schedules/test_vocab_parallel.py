@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spared import slow
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Action, Kind

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric

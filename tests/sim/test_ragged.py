@@ -9,7 +9,7 @@ from test_unequal_devices import NAMES, cell
 
 from baselines.zero_bubble.zb_auto import read_limit
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.pieces import between, mean_times, of_lengths
 from rpbench.cost.table import LayerTimes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nearby import nearby
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind

@@ -13,7 +13,7 @@ import pytest
 from analysis.site import hooks
 from analysis.site.schedule_answer import answer, catalogue, read
 from rpbench.cli import dispatch
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 from tests.chromium import needs_chromium

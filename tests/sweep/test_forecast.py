@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.recording import run
 from rpbench.sweep.preview import Forecaster
 

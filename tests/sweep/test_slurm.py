@@ -9,7 +9,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records.manifest import read_manifest
 from rpbench.sweep import slurm
 from rpbench.sweep.multirun import sweep

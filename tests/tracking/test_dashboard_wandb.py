@@ -6,7 +6,7 @@ import pytest
 from logged import logged_names
 
 from rpbench.cli import dispatch
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.tracking import dashboard_wandb
 from rpbench.tracking.wandb_run import work_of
 

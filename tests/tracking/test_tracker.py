@@ -8,7 +8,7 @@ import sys
 import pytest
 from logged import logged_names
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.recording import run
 from rpbench.tracking import metrics, wandb_run
 from rpbench.tracking.wandb_run import name_of, summary_of

@@ -24,8 +24,8 @@ from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.keys import LAYERS, MOVES, check_figures
+from rpbench.config.loading import cluster_file
 from rpbench.config.mesh import refuse_frozen, refuse_uneven
-from rpbench.config.request import cluster_file
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
@@ -113,8 +113,7 @@ def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
 
 def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
     """The longest sequence, or the largest microbatch, of every contender."""
-    path = model_source.config_path(asked.own["model"]) if "model" in asked.own else None
-    longest = (model_source.context_in(path) if path else None) or model.context
+    longest = (model_source.context_in(asked.config) if asked.config else None) or model.context
 
     def terms_at(value: int) -> Terms:
         if question == "max_seq_len":
@@ -166,7 +165,6 @@ def _plans(answer: dict[str, Any]) -> list[Any]:
 
 
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
-    """The fastest meshes of a model on nodes."""
     framework, words = framework_in(asked), [f"{name}={value}" for name, value in asked.words().items()]
     compared = questions.compared(asked.own) if "compare" in asked.own else None
     _check_meshes(found, model, asked, (*ORDERS, "megatron_tp"))
@@ -231,7 +229,6 @@ def _machine(asked: Asked) -> Described:
 
 
 def _with_ssd(cluster: Machine, asked: Asked) -> Machine:
-    """The machine with the SSDs that are asked for."""
     if "ssd" not in asked.own:
         return cluster
     if cluster.num_nodes > 1:
@@ -256,12 +253,12 @@ def _model(asked: Asked) -> Architecture:
     name = asked.own.get("model")
     if name is None:
         return model_source.model_of_sizes({"seq_len": str(seq_len_in(asked)), **asked.sizes})
-    path = model_source.config_path(name)
-    if path is not None:
+    if asked.config is not None:
         for key, value in asked.sizes.items():
             if key not in model_source.TRAINING:
                 raise ConfigError(f"{key}={value}: model={name} has its sizes; leave one of both out")
-        return model_source.trained(replace(model_source.architecture_of(path), seq_len=seq_len_in(asked)), asked.sizes)
+        own = replace(model_source.architecture_of(asked.config), seq_len=seq_len_in(asked))
+        return model_source.trained(own, asked.sizes)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
     found = asked.request.model
@@ -272,8 +269,7 @@ def _model(asked: Asked) -> Architecture:
 
 def _notes(asked: Asked, nodes: int) -> list[str]:
     """Assumptions about a config.json, and about frozen weights in 4 bits; what several nodes leave out."""
-    path = model_source.config_path(asked.own["model"]) if "model" in asked.own else None
-    found = list(model_source.assumed_in(path)) if path else []
+    found = list(model_source.assumed_in(asked.config)) if asked.config else []
     if asked.sizes.get("training_mode") == "qlora":
         found.append(
             "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"

@@ -14,7 +14,7 @@ from rpbench.advice.what_if import Point, around_all
 from rpbench.commands.advising.advise_questions import counts_of, powers_and_last
 from rpbench.commands.advising.advise_table import label
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.config.sizes import read_lengths
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job
@@ -42,10 +42,7 @@ def around(
 ) -> dict[str, Any] | None:
     """The rows of an answer at other microbatch sizes, recomputation and numbers of devices; None if nothing fits.
 
-    Args:
-        plans: of the rows, timely ones before late ones; jobs are meshes.
-        machine: of the rows.
-        terms_on: the terms of contenders of one host, on a part of the machine.
+    `plans` are of the rows, timely ones before late ones; `terms_on` gives the terms of one host on a part of it.
     """
     rows = [*answer["ranking"], *answer["ranking_late"]]
     if not rows:

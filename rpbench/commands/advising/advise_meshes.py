@@ -191,12 +191,9 @@ class OnHost(NamedTuple):
 def on_host(
     terms: Terms, machine: Machine, names: Sequence[str] | None, framework: str | None, *, is_plain: bool
 ) -> OnHost | str:
-    """The search for meshes on one host, or why there is none.
+    """The search for meshes of `names` (None: all) that a framework runs (None: any), or why there is none.
 
-    Args:
-        names: requested schedules; None: all.
-        framework: that must be able to run them; None: any.
-        is_plain: whether all sequences have one length.
+    `is_plain`: whether all sequences have one length.
     """
     if machine.size == 1:
         return "one device has nothing to compose"

@@ -171,12 +171,9 @@ TermsAt = Callable[[int], Terms]  # of a length, or of a microbatch's sequences
 def host_limits(
     terms_at: TermsAt, question: str, names: Sequence[str] | None, framework: str | None, longest: int | None
 ) -> Iterator[Limit]:
-    """The limit of every contender on one host.
+    """The limit of every contender on one host that a framework (None: any) runs.
 
-    Args:
-        names: schedules; None: those that a framework runs today.
-        framework: that must be able to run them; None: any.
-        longest: tokens that the model has positions for; None: no limit.
+    `names` None: those that a framework runs today. `longest`: tokens that the model has positions for; None: no limit.
     """
     step, most = _steps(question, longest)
     for contender in contenders(names):
@@ -350,9 +347,7 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
 def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float, composed: More | None) -> dict[str, Any]:
     """The least additional memory with which something fits, as a sentence and as data.
 
-    Args:
-        seconds: of all advice.
-        composed: what is enough for a composition.
+    `seconds` are those of all advice; `composed` is enough for a composition.
     """
     found = least_more(misfits, terms, CHANGING * seconds)
     if composed:

@@ -294,15 +294,11 @@ def _commands(answer: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"({row['export_note']})" for row in answer["ranking"][:1] if row.get("export_note"))
         return
     whose = "it" if able is answer["ranking"][0] else f"{label(able)}, the first row that a framework runs"
-    yield f"to start {whose}, written for {framework_of(able)}:"
+    form = able["export"].rpartition("format=")[2]
+    yield f"to start {whose}, written for {next(name for name, each in EXPORTS.items() if each == form)}:"
     if able.get("export_note"):
         yield f"({able['export_note']})"
     yield able["export"]
-
-
-def framework_of(row: Mapping[str, Any]) -> str:
-    form = row["export"].rpartition("format=")[2]
-    return next(name for name, each in EXPORTS.items() if each == form)
 
 
 def _folded(line: str, width: int) -> list[str]:

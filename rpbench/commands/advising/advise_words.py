@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES, USUAL_RANK, config_path, context_in
 from rpbench.advice.rows import FRAMEWORKS
 from rpbench.commands.advising.advise_questions import BESIDES, QUESTIONS, methods
 from rpbench.commands.usages import usage
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.places import file_of
 from rpbench.registry import unknown_name
 from rpbench.untrusted import whole
@@ -43,6 +44,11 @@ class Asked:
         left_out = (*QUESTIONS, *BESIDES, "seconds")
         found = {**self.own, **self.figures, **self.sizes}
         return {name: value for name, value in found.items() if name not in left_out}
+
+    @property
+    def config(self) -> Path | None:
+        """The config.json that `model=` names; None for a shipped model, or sizes."""
+        return config_path(self.own["model"]) if "model" in self.own else None
 
     @cached_property
     def request(self) -> Request:
@@ -137,9 +143,10 @@ def schedules_in(asked: Asked) -> tuple[str, ...] | None:
 
 def seq_len_in(asked: Asked) -> int:
     """Tokens of a sequence: as requested, or the usual number, or as many as a config.json has positions for."""
-    path = config_path(asked.own["model"]) if "model" in asked.own else None
-    longest = context_in(path) if path else None
+    longest = context_in(asked.config) if asked.config else None
     found = count_in(asked, "seq_len", min(SEQ_LEN, longest or SEQ_LEN))
     if longest is not None and found > longest:
-        raise ConfigError(f"seq_len={found}: {path} has positions for {longest} tokens; take seq_len={longest} or less")
+        raise ConfigError(
+            f"seq_len={found}: {asked.config} has positions for {longest} tokens; take seq_len={longest} or less"
+        )
     return found

@@ -18,23 +18,21 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from rpbench.advice.causes import causes_at
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Predict
 from rpbench.config.configuration import is_of_hydra
 from rpbench.config.errors import config_errors
-from rpbench.config.mesh import MeshChoice
-from rpbench.config.request import load
+from rpbench.config.loading import load
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.explain.predicted import dtype_gain, side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, DECLARED, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
-from rpbench.mesh.ordered_step import simulate_step
 from rpbench.mesh.software import usual_software
 from rpbench.records.describe import unit
 from rpbench.records.record import Record, find, read_all
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
-from rpbench.run.mesh_run import job_of, planned, tokens_of
+from rpbench.run.mesh_run import job_of, planned, simulated, tokens_of
 from rpbench.run.modes.predict import basis_of, case_of
 from rpbench.run.scheduled import assembled_of
 from rpbench.sim.metrics import measure, step_time
@@ -86,7 +84,6 @@ def side_of_record(row: Record) -> Side:
 
 
 def _needed(row: Record) -> tuple[str, ...]:
-    """The numbers of a record that its explanation needs."""
     if row["mode"] == "predict":
         return ("tokens_per_s",)
     units = "tokens_per_step" if row.get("tokens_per_step") is not None else "num_microbatches"
@@ -139,7 +136,10 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         return replace(_predicted(request, case.num_devices / seconds, label, "given"), rate=rate)
     if not request.tokens_per_microbatch:
         raise ConfigError(f"{label}: model={request.model_name} has no tokens; take a run of a model with a shape")
-    tokens = _tokens_per_step(request)
+    tokens = request.tokens_per_step
+    if request.meshed is not None:  # on all devices
+        job, _, order, _ = planned(request)
+        tokens = tokens_of(job, order)
     each = request.num_devices / tokens
     return Side(
         label,
@@ -154,14 +154,6 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         | {"num_devices": request.num_devices, "num_microbatches": request.asked_microbatches},
         notes=(f"what is not typed is as in run {row['run_id'][:8]}",),
     )
-
-
-def _tokens_per_step(request: Request) -> int:
-    """Tokens of a step, on all devices."""
-    if request.mesh is None or request.mesh.machine is None:
-        return request.tokens_per_step
-    job, _, order, _ = planned(request, request.mesh)
-    return tokens_of(job, order)
 
 
 def _model(request: Request) -> str:
@@ -186,15 +178,12 @@ def step_causes(request: Request) -> dict[str, float]:
 
 def _causes(request: Request) -> dict[str, float]:
     """Seconds of a simulated step by cause, late updates aside."""
-    if request.mesh is not None and request.mesh.machine is not None:
-        return _under_mesh(request, request.mesh)
-    return _of_schedule(assembled_of(request))
+    return _of_schedule(assembled_of(request)) if request.meshed is None else _under_mesh(request)
 
 
-def _under_mesh(request: Request, mesh: MeshChoice) -> dict[str, float]:
+def _under_mesh(request: Request) -> dict[str, float]:
     """The terms of a step under a mesh by cause; those of the busiest rank's work are cut to the mean of ranks."""
-    job, _, order, costs = planned(request, mesh)
-    step = simulate_step(job, order, costs, counts_layers=mesh.counts_layers)
+    *_, step = simulated(request)
     switch = request.entry.switch_after_last_forward
     busy = measure(step.sharded, step.timeline, step.costs, switch_after_last_forward=switch)["busy_s"]
     mean = sum(busy) / len(busy) / max(busy)  # over the busiest
@@ -255,17 +244,16 @@ def _work(request: Request) -> Work | None:
     model, tokens = request.model, request.tokens_per_microbatch
     if model is None or not tokens:
         return None
-    mesh = request.mesh
-    if mesh is not None and mesh.machine is not None:
-        flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
-        return Work(flops, mesh.machine.device.flops_16, dtype_gain(job_of(request, mesh)) if mesh.counts_layers else 1)
+    flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
+    if request.meshed is not None:
+        job = job_of(request)
+        return Work(flops, job.machine.device.flops_16, dtype_gain(job) if request.meshed.counts_layers else 1)
     known = request.software or usual_software(request.cluster.measured)
     if request.cost.name == "analytic" and known.kernels == "eager":  # others sum in fp32
         try:
             return work_of(model, tokens, basis_of(request.cluster, request.cost), "roundpipe")
         except ValueError:  # a calibrated machine has figures of its own
             pass
-    flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
     return Work(flops, request.cluster.wide_matmul_flops_per_s or request.cluster.matmul_flops_per_s)
 
 
@@ -302,9 +290,8 @@ def explain_numbers(
 ) -> dict[str, Any]:
     """The explanation as JSON-ready data; its table goes to `people`.
 
-    Args:
-        side_of_row: reads the row `NAME:ROW` of a published table.
-        side_of_row_number: reads a typed number of a run like that of such a row, except for some settings.
+    `side_of_row` reads the row `NAME:ROW` of a published table, `side_of_row_number` a typed number of a run like that
+    of such a row, except for some settings.
     """
     asked = _asked(arguments)
     metric = _metric(asked)

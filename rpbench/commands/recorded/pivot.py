@@ -90,8 +90,12 @@ def pivoted(options: dict[str, str]) -> Pivot:
         raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
     runs = frame.loc[numbers.index]
     clocks = runs[[key for key in ("clock", "cost", "evidence") if key in runs]].apply(clock, axis=1)
-    if value.endswith("_s"):
-        _refuse_two_clocks(clocks, [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])], value)
+    of_a_cell = [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])]
+    if value.endswith("_s") and (clocks.groupby(of_a_cell).nunique() > 1).any():
+        raise ValueError(
+            f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "
+            "without unit such as bubble_makespan"
+        )
     cells = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
     if baseline:
         known = {str(name): name for name in cells.columns}
@@ -114,15 +118,6 @@ def _options(frame: Any, name: str) -> list[Any]:
     if all(value is None or isinstance(value, dict) for value in found):
         raise ValueError(unknown_name("column", name, list(frame.columns)) + ", and options such as recompute")
     return found
-
-
-def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
-    """Raise ValueError where cells would mix slots and seconds."""
-    if (clocks.groupby(keys).nunique() > 1).any():
-        raise ValueError(
-            f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "
-            "without unit such as bubble_makespan"
-        )
 
 
 def _slots(clocks: Any, keys: Any) -> tuple[str, ...]:

@@ -223,8 +223,7 @@ def latex_table(lines: Sequence[Sequence[Any]]) -> str:
 def query(arguments: Sequence[str]) -> list[Record]:
     """The rows that an SQL query finds in the table `runs`; it can read no files and change no settings.
 
-    ValueError without a query or DuckDB, for a query that DuckDB refuses, or one that takes longer than a minute or
-    `seconds=`.
+    ValueError without a query, for one that DuckDB refuses, or that takes longer than a minute or `seconds=`.
     """
     words = [item for item in arguments if not item.startswith(("results_dir=", "seconds="))]
     if len(words) != 1:
@@ -232,10 +231,8 @@ def query(arguments: Sequence[str]) -> list[Record]:
     known = {"results_dir": "results", "seconds": "60"}
     options = options_of([item for item in arguments if item not in words], known)
     seconds = min(positive("seconds", options["seconds"]), threading.TIMEOUT_MAX)
-    try:
-        import duckdb
-    except ImportError:
-        raise ValueError("query needs DuckDB: pip install duckdb") from None
+    import duckdb  # which other verbs do without
+
     runs = table(Path(options["results_dir"]))
     with duckdb.connect() as database:
         database.register("runs", runs)

@@ -16,8 +16,8 @@ from functools import partial
 import torch
 
 from baselines.systems.case import why_missing
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, GpuDuel
+from rpbench.config.request import Request
 from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.measure.stopwatch import ForeignLoad
@@ -79,8 +79,6 @@ class AcceleratorTeam:
 
 @dataclass
 class AbsentTeam:
-    """A contender that cannot run here."""
-
     why: str
     tolerance: float = 0.0
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from rpbench.advice import published_runs
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, CostConfig, Predict
 from rpbench.config.keys import LAYERS, check_figures
 from rpbench.config.mesh import refuse_uneven
+from rpbench.config.request import Request
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.software import Software

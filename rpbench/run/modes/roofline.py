@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Roofline
+from rpbench.config.request import Request
 from rpbench.cost import roofline
 from rpbench.registry import unknown_name
 from rpbench.run.recording import Outcome, Work
@@ -15,8 +15,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # sequences per upload, as in figu
 def prepare(request: Request) -> Work:
     """The closed forms of a model; ValueError if model or cluster lacks a number."""
     mode, model, cluster = request.mode_as(Roofline), request.given_model, request.cluster
-    convention = next((each for each in CONVENTIONS if each == mode.convention), None)
-    if convention is None:
+    convention: Any = mode.convention  # one of them, as checked here
+    if convention not in CONVENTIONS:
         raise ConfigError(unknown_name("mode.convention", mode.convention, list(CONVENTIONS)))
     if cluster.matmul_flops_per_s is None or cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(

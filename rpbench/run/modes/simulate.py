@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
+from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.run.assemble import Assembled, exposed_s
 from rpbench.run.recording import Outcome, Work
@@ -33,7 +33,7 @@ def _frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str,
 
 def prepare(request: Request) -> Work:
     """The work of a simulation, checked; nothing is written."""
-    if request.mesh is not None and request.mesh.machine is not None:
+    if request.meshed is not None:
         from rpbench.run.mesh_run import prepare as prepared  # the packages of meshes, for runs that have one
 
         return prepared(request)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from rpbench import registry
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, TorchDuel
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.records.record import Record
@@ -80,7 +80,6 @@ def _check(schedules: Sequence[str]) -> None:
 
 
 def _of_schedule(request: Request, name: str) -> Request:
-    """The request for one step of one schedule."""
     entry = registry.entry(name)
     schedule = replace(request.schedule, chosen=name, entry=entry, options=entry.options)
     return replace(request, schedule=schedule, num_steps=1, recompute="none")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import BackendConfig
 from rpbench.config.errors import ConfigError, config_errors
+from rpbench.config.request import Request
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.threads import CpuBackend, one_thread
@@ -134,8 +134,6 @@ def check_request(request: Request, assembled: Assembled) -> None:
         _check_shards(assembled.model, assembled.schedule, backend.name)
     if request.workload.held_out and backend.name != "virtual":
         raise ConfigError(f"workload.held_out: backend={backend.name} validates nothing; use backend=virtual")
-    if request.dtype not in DTYPES:
-        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
     _data(request, assembled)
     _check_checkpoint(request, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied)

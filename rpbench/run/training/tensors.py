@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import BackendConfig, ConfigError, OptimizerConfig
+from rpbench.config.request import Request
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype

@@ -5,8 +5,8 @@ import os
 from dataclasses import asdict, replace
 from statistics import median
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError
+from rpbench.config.request import Request
 from rpbench.engine.measure.profiles import measured_costs
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rpbench.config.asked import Request
 from rpbench.config.errors import ConfigError, config_errors
+from rpbench.config.request import Request
 from rpbench.engine.compute.stage import Shells
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.state import checkpoint

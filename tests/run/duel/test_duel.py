@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import CALIBRATED
 from rpbench.engine.measure.calibration import Probe, Sizes, calibrate_cores

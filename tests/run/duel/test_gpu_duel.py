@@ -11,7 +11,7 @@ from torch_duel_rows import start_of
 from baselines.systems import released
 from baselines.systems.case import Case
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, train_reference
 from rpbench.engine.stream_order.machine import Machine

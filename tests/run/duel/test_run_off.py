@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.run.modes.duel import plans as module
 from rpbench.run.modes.duel.contenders import BASE, contenders
 from rpbench.run.modes.duel.plans import (
@@ -30,12 +30,13 @@ ENTRANTS = contenders("gpipe+roundpipe+torch_1f1b+limit")
 
 @cache
 def asked():
-    return load(["experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=5", "cost=constant", "mode.run_off_s=7"])
+    model = ("model=tiny_gpt", "model.num_layers=5", "cost=constant")
+    return load(["experiment=cpu_duel", *model, "mode.run_off_s=7", "mode.search_budget=60", "mode.recompute=all"])
 
 
 @pytest.fixture
 def listed():
-    return shortlists(asked(), ENTRANTS, 60)
+    return shortlists(asked(), ENTRANTS)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from torch_duel_rows import PREDICTED, REPLAYED, SHARES, rows
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.records import record
 from rpbench.run.modes.duel import run as duel_run
 from rpbench.run.modes.duel import starts

@@ -1,6 +1,6 @@
 """The duel: every contender in real time on this machine, in turn, on the same work."""
 
-from rpbench.config.asked import Request
+from rpbench.config.request import Request
 from rpbench.records.record import Record
 
 

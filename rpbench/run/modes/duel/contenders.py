@@ -32,8 +32,6 @@ ENGINES: Mapping[str, str] = {  # of a torch duel, by role
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of a duel."""
-
     name: str
     schedule: str
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -166,16 +166,16 @@ def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
         return {}
     replays, predictions = over_wall(fit, "replay"), over_wall(fit, "predicted")
     verdicts = verdict_fields(fit, "torch's own schedule has not run twice")
-    found: dict[str, dict[str, Any]] = {}
-    for name, row in fit.items():
-        own = _interval("replay_over_wall", replays[name]) | _interval("predicted_over_wall", predictions[name])
-        found[name] = {
-            **own,
+    return {
+        name: {
+            **_interval("replay_over_wall", replays[name]),
+            **_interval("predicted_over_wall", predictions[name]),
             **verdicts[name],
             "overhead_per_action_s": overhead_per_action(row),
             "missing_shares": missing_parts(row),
         }
-    return found
+        for name, row in fit.items()
+    }
 
 
 def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Duel
 from rpbench.config.files import read_source
+from rpbench.config.request import Request
 from rpbench.cost.profiled import from_text, to_text
 from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.threads import usable_cores
@@ -46,8 +46,6 @@ Shortlists = Mapping[str, Sequence[WholePlan]]
 
 @dataclass(frozen=True)
 class Raced:
-    """A plan of a run-off."""
-
     plan: WholePlan
     # measured, over the contender's plan that simulates best: a geometric mean; None if it was not timed, and for
     # that plan itself
@@ -145,12 +143,9 @@ def make_plans(request: Request, entrants: Sequence[Contender]) -> tuple[LayerTi
 
     Raises ConfigError for a file without plans of these contenders, ValueError if a schedule cannot be built.
     """
-    mode = request.mode_as(Duel)
-    if mode.plans is not None:
-        return _read(request, entrants, mode.plans)
-    times = problem_of(request, entrants[0]).times
-    keeps_last = mode.recompute == "except_last"
-    return times, shortlists(request, entrants, mode.search_budget, keeps_last=keeps_last)
+    if (path := request.mode_as(Duel).plans) is not None:
+        return _read(request, entrants, path)
+    return problem_of(request, entrants[0]).times, shortlists(request, entrants)
 
 
 def plans_text(times: LayerTimes, plans: Mapping[str, WholePlan], raced: Mapping[str, Sequence[Raced]]) -> str:
@@ -213,14 +208,13 @@ def problem_of(request: Request, contender: Contender, *, keeps_last: bool = Fal
     return replace(problem, keeps_last=keeps_last)
 
 
-def shortlists(
-    request: Request, entrants: Sequence[Contender], budget: int, *, keeps_last: bool = False
-) -> dict[str, list[WholePlan]]:
-    """The best plans of every contender that searches, which may simulate `budget` of them; ValueError without any."""
+def shortlists(request: Request, entrants: Sequence[Contender]) -> dict[str, list[WholePlan]]:
+    """The best plans of every contender that searches, within the duel's budget; ValueError without any."""
+    mode = request.mode_as(Duel)
     return {
         contender.name: best_plans(
-            problem_of(request, contender, keeps_last=keeps_last),
-            budget,
+            problem_of(request, contender, keeps_last=mode.recompute == "except_last"),
+            mode.search_budget,
             most=MOST_PLANS,
             within=NEAR,
             dispatch=contender.dispatch,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from rpbench import tracking
-from rpbench.config.asked import Request
 from rpbench.config.choices import Duel, Turns
+from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.threads import one_thread, usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
@@ -18,7 +18,7 @@ from rpbench.run.modes.duel.contenders import BASE, LIMIT, Contender, contenders
 from rpbench.run.modes.duel.plans import chosen, complete, described, make_plans, plans_text, run_off
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, start_apart, without
 from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, summary
-from rpbench.run.modes.duel.verdict import Started, plan_fields, timed_fields
+from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.recording import identity, may_be_found, names, origin
 from rpbench.run.scheduled import PROFILE
 
@@ -69,10 +69,7 @@ def play_all(
 ) -> list[Record]:
     """The rows of all contenders: compared with plain training and, where they pass, timed in every start.
 
-    Args:
-        opening: fields of a contender that are known before.
-        timed: fields of the contenders that were timed.
-        between: called before, between and after the starts.
+    `opening` are fields of a contender that are known before; `between` is called before, between and after the starts.
     """
     mode = request.mode
     assert isinstance(mode, Duel | Turns)
@@ -113,9 +110,20 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
             job.tell(described(name, own))
 
     def opening(entrant: Contender) -> Fields:
-        num_raced = len(raced.get(entrant.plan_of or entrant.name, ()))
-        own = {"schedule": entrant.schedule, "dispatch": entrant.dispatch}
-        return own | plan_fields(plans[entrant.name], num_raced)
+        plan = plans[entrant.name]
+        return {
+            "schedule": entrant.schedule,
+            "dispatch": entrant.dispatch,
+            "partition_layers": str(plan.schedule.partition),
+            "num_stages": plan.schedule.shape.num_stages,
+            "num_backward_stages": plan.schedule.shape.num_backward_stages,
+            "round_size": plan.options.get("round_size"),
+            "recompute": "except_last" if plan.keeps_last else "all",
+            "num_plans_evaluated": plan.num_evaluated,
+            "num_plans_raced": len(raced.get(entrant.plan_of or entrant.name, ())),
+            "num_actions": plan.schedule.num_actions,
+            "simulated_makespan_s": plan.makespan,
+        }
 
     def timed(fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
         emulated = emulated_makespans({name: plans[name] for name in fit})

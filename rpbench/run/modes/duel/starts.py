@@ -30,12 +30,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 from baselines.systems.case import Case
-from rpbench.config.asked import Request
 from rpbench.config.choices import Duel, Turns
+from rpbench.config.request import Request
 from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
@@ -100,15 +101,12 @@ def play(
 ) -> list[Run]:
     """The runs, in their order; no turn begins after `budget_s`, or once there are enough.
 
-    Args:
-        make_turn: the order of the next turn, of all teams, with a reference last if there are any.
-        lost: gets contenders that fail, with the reason; the others go on.
+    A turn has all teams, with a reference last if there are any. `lost` gets the reason of each that fails.
     """
     began, lost = time.perf_counter(), {} if lost is None else lost
     runs: list[Run] = []
-    turn = 0
     with _collection_between_runs():
-        while True:
+        for turn in count():
             made = list(_made(teams, make_turn(), began, lost))
             if turn == 0:
                 made = made[-1:]  # the neighbour of the next run
@@ -117,8 +115,8 @@ def play(
             if turn % LOOK_EVERY == 0:
                 tell(f"{turn} turns in {spent:.0f} s")
             if turn and (spent >= budget_s or (turn % LOOK_EVERY == 0 and is_enough(runs))):
-                return [run for run in runs if run.name not in lost]
-            turn += 1
+                break
+    return [run for run in runs if run.name not in lost]
 
 
 def _made(teams: Mapping[str, Team], names: Sequence[str], began: float, lost: dict[str, str]) -> Iterator[Run]:

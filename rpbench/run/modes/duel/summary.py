@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpbench.config.request import load
+from rpbench.config.loading import load
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.machine import Machine
 from rpbench.engine.backends.emulated import EmulatedBackend

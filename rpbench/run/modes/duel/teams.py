@@ -36,7 +36,7 @@ ON_DEVICE = "device_grad_max_rel_diff"
 
 
 class Absent(ValueError):
-    """A contender cannot run here: its package or its device is missing."""
+    """The package or the device of a contender is missing."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class Sample:
     cpu_s: float  # these times together; in a torch duel the processor time of all threads of the processes that ran it
     elapsed_s: float  # time in which other programs were watched
     others_s: float | None  # processor time of other programs meanwhile; None where unknown
-    loss: float | None = None  # of the last step; None where other runtimes do not tell
     # simulated from the durations in the step before of this contender; None for the first step
     predicted_s: float | None = None
     missing: Mapping[str, float] | None = None  # rank-seconds that the replay does not explain, by cause
@@ -95,8 +94,7 @@ class EngineTeam:
             wall_s = time.perf_counter() - began
         took = self._backend.pre_cpu_s, self._backend.main_cpu_s
         replay_s, used = float(replay_clock(program, *took).makespan), sum(map(sum, zip(*took, strict=True)))
-        loss = training.mean_loss(training.schedule.shape.num_steps - 1)
-        sample = Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, loss)
+        sample = Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s)
         if self._waits:
             return sample
         num_devices = self.plan.schedule.shape.num_ranks
@@ -219,8 +217,8 @@ class RankTeam(_OnRanks):
         if self._asked.request.order_of in ONE_STAGE:  # their messages are not recorded separately
             parts = _all_late(parts, wall_s, len(self._ranks.pids))
         missing = unexplained(wall_s, replay_s, parts, len(self._ranks.pids))
-        used, loss = cpu_s(found.answer), found.losses[-1]
-        return Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, loss, predicted_s, missing)
+        used = cpu_s(found.answer)
+        return Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, predicted_s, missing)
 
 
 class ThreadTeam:
@@ -253,8 +251,8 @@ class ThreadTeam:
         num_ranks = timeline.schedule.shape.num_ranks
         computing = sum(float(span.end - span.start) for span in timeline.spans())
         parts = _all_late(TimeParts(computing, 0.0, 0.0, 0.0, 0.0), wall_s, num_ranks)
-        loss, missing = training.mean_loss(0), unexplained(wall_s, replay_s, parts, num_ranks)
-        return Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, loss, predicted_s, missing)
+        missing = unexplained(wall_s, replay_s, parts, num_ranks)
+        return Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, predicted_s, missing)
 
     def _execute(self, training: Training) -> Timeline:
         return execute(training.program(self._order, real_time=True), training.handlers, self._backend)

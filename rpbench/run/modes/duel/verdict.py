@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rpbench.plan.whole import WholePlan
 from rpbench.records.record import Record
 from rpbench.run.modes.duel.runs import Comparisons, Floats
 
@@ -53,22 +52,6 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     if not ratios:
         raise ValueError("no start to compare: a ratio needs at least 1")
     return Ratio(median(ratios), min(ratios), max(ratios))
-
-
-def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
-    """The plan of a contender as record fields, and the number of plans in its run-off."""
-    shape = plan.schedule.shape
-    return {
-        "partition_layers": str(plan.schedule.partition),
-        "num_stages": shape.num_stages,
-        "num_backward_stages": shape.num_backward_stages,
-        "round_size": plan.options.get("round_size"),
-        "recompute": "except_last" if plan.keeps_last else "all",
-        "num_plans_evaluated": plan.num_evaluated,
-        "num_plans_raced": num_raced,
-        "num_actions": plan.schedule.num_actions,
-        "simulated_makespan_s": plan.makespan,
-    }
 
 
 def timed_fields(name: str, starts: Sequence[Started], num_steps: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """mode=failures: what ranks that die cost a run, simulated or with processes that are killed."""
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
 from rpbench.records.record import Record
 from rpbench.run.modes.failures.jobs import prepare
 from rpbench.run.recording import recorded

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import Failures
 from rpbench.config.errors import ConfigError, config_errors
+from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.replicas import shares_or_offloads
 from rpbench.cost.transfers import StageBytes

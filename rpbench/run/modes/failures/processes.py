@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from operator import itemgetter
 from typing import Any
 
-from rpbench.config.asked import Request
 from rpbench.config.choices import Failures
 from rpbench.config.errors import ConfigError, config_errors
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.backends.virtual import VirtualBackend
