@@ -151,10 +151,16 @@ def identity_of(record: Record) -> dict[str, Any]:
 
 
 def read_all(results: Path, beginning: str = "") -> Iterator[Record]:
-    """Every sound record of a results folder whose run_id has a beginning, sorted by run_id."""
+    """Every sound record of a results folder whose run_id has a beginning, by run_id; stderr counts unsealed ones."""
+    unsealed = []
     for folder in sorted(path.parent for path in results.glob("*/record.json")):
         if folder.name.startswith(beginning) and (record := read(folder)) is not None:
+            unsealed += [] if "digest" in record else [folder.name]
             yield record
+    if unsealed:
+        count = f"{len(unsealed)} without a digest, such as {unsealed[0]}"
+        words = "nothing says whether their values were changed since; run them again, and remove these"
+        print(plain(f"rpbench: records of {results}: {count}: {words}"), file=sys.stderr)
 
 
 def find(results: Path, name: str) -> Record:

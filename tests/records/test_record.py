@@ -145,6 +145,16 @@ def test_what_is_no_record_is_said_and_not_counted(change, said, tmp_path, capsy
         record.find(tmp_path, path.parent.name[:8])
 
 
+def test_a_record_without_a_digest_is_not_believed_silently(tmp_path, capsys):
+    (row,) = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
+    (path,) = tmp_path.glob("*/record.json")
+    path.write_text(json.dumps({k: v for k, v in row.items() if k != "digest"} | {"schema": 2, "makespan_s": 1.0}))
+    capsys.readouterr()
+    assert [found["makespan_s"] for found in record.read_all(tmp_path)] == [1.0]
+    said = f"records of {tmp_path}: 1 without a digest, such as {path.parent.name}: nothing says whether"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("cores", [0.1, 1.68])
 def test_a_run_beside_other_programs_says_so(cores):
     asked = {
