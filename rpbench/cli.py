@@ -227,11 +227,13 @@ def _loaded(arguments: Sequence[str], reads: str | None = None) -> "Request":
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Print a schedule, checked, in its text form or as `format=` (or `export=`) says.
+    """Print a schedule, checked, in its text form or as `format=` (or `export=`) says; or a record by its run_id.
 
     `draw=FILE` (svg, pdf, png) draws its timeline; `check=communication` prints whether its messages deadlock, with
     exit status 1 if they do.
     """
+    if runs := [item for item in arguments if "=" not in item and not item.startswith(("-", "~"))]:
+        return _show_record(runs, [item for item in arguments if item not in runs])
     if any(item.startswith("check=") for item in arguments):
         from rpbench.commands.show_communication import check_communication
 
@@ -248,6 +250,24 @@ def show(arguments: Sequence[str]) -> int:
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
         draw_schedule(config, assembled, drawing[-1])
+    return 0
+
+
+def _show_record(runs: Sequence[str], others: Sequence[str]) -> int:
+    """Print the record of a run as the run did."""
+    from rpbench.records.record import find
+    from rpbench.run.recording import emit, json_if
+
+    words = [item for item in others if item != "--json"]
+    if len(runs) > 1 or any(not item.startswith("results_dir=") for item in words):
+        raise ValueError(f"show {' '.join([*runs, *words])}: write show RUN [results_dir=DIR], or show key=value ...")
+    folder = words[-1].partition("=")[2] if words else "results"
+    try:
+        found = find(Path(folder), runs[0])
+    except ValueError as error:
+        raise ValueError(f"{error}; a schedule is written schedule={runs[0]}") from None
+    with json_if("--json" in others):
+        emit(found, alone=True)
     return 0
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rpbench.config.choices import ConfigError
-from rpbench.places import CONF, home
+from rpbench.places import CONF, files_of, home, places
+from rpbench.records.describe import BUSY
 from rpbench.records.provenance import now, usable_cores
 from rpbench.records.record import check_writable, write_atomically
 
@@ -23,7 +24,6 @@ SAID = (
     *("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "copy_bytes_per_s", "intra_bytes_per_s"),
     *("host_bytes_per_s", "launch_s"),
 )
-BUSY = 0.15  # cores that other programs may have before it is worth a warning
 
 _MARK = "python -m rpbench calibrate"  # in the first line of what this has written
 
@@ -141,8 +141,14 @@ def _dry(options: dict[str, str], device: str) -> int:
 
 
 def _check_name(name: str, path: Path) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_]+", name):
-        raise ConfigError(f"name={name!r}: letters, digits and underscores, such as name={DEFAULT_NAME}")
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):  # 4x_l40s is so many devices
+        raise ConfigError(f"name={name!r}: letters, digits and underscores, a letter first, as in name={DEFAULT_NAME}")
+    found = [each for each in files_of("cluster") if each.parent.resolve() != path.parent.resolve()]
+    others = [each for each in found if each.stem == name]
+    if others and path.parent.parent.resolve() in (CONF, *places()):  # cluster= takes neither of two of one name
+        raise ConfigError(
+            f"name={name}: {others[0]} has this name; take another, so that cluster={name} stays that one"
+        )
     if path.exists() and _MARK not in path.read_text(encoding="utf-8").partition("\n")[0]:
         raise ConfigError(f"name={name}: {path} was not written by calibrate; take another name")
 

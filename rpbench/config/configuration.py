@@ -377,15 +377,22 @@ def _unknown_key(key: str, cause: str) -> str:
 def _known_keys(group: str) -> list[str]:
     if not group or group in _NESTED:
         return [f.name for f in fields(_NESTED.get(group, RunConfig))]
-    if group == "schedule":
-        return sorted({option for entry in registry.offered().values() for option in entry.options})
-    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)} - {"defaults"})
+    return sorted({key for keys in _keys_of_options(group).values() for key in keys} - {"defaults", "_target_"})
 
 
 def _having(group: str, name: str) -> str:
+    return ", ".join(option for option, keys in _keys_of_options(group).items() if name in keys)
+
+
+def _keys_of_options(group: str) -> dict[str, list[str]]:
+    """The keys of each option of a group; those of launchers that packages bring are in Hydra's store."""
     if group == "schedule":
-        return ", ".join(entry.name for entry in registry.offered().values() if name in entry.options)
-    return ", ".join(path.stem for path in files_of(group) if name in OmegaConf.load(path))
+        return {entry.name: list(entry.options) for entry in registry.offered().values()}
+    found = {path.stem: list(map(str, OmegaConf.load(path))) for path in files_of(group.replace(".", "/"))}
+    if group == "hydra.launcher":
+        store, folder = ConfigStore.instance(), "hydra/launcher"
+        found |= {file.removesuffix(".yaml"): [*store.load(f"{folder}/{file}").node] for file in store.list(folder)}
+    return found
 
 
 def as_plain(value: Any) -> Any:

@@ -39,7 +39,9 @@ def check_figures(cluster: Machine, needed: Sequence[str], why: str) -> None:
     """Raise ConfigError for figures that a cluster lacks, a line each; `why` needs them, such as `cost=analytic`."""
     missing = [name for name in dict.fromkeys(needed) if getattr(cluster, name) is None]
     if missing:
-        others = ", take cluster=8x_rtx4090, or measure this machine: rpbench calibrate"
+        others = ", take cluster=8x_rtx4090"
+        if not cluster.measured:  # what cores have not, such as a memory of their own, cannot be measured
+            others += ", or measure this machine: rpbench calibrate"
         raise ConfigError(f"{why}: {_missing_text('cluster', cluster.name, missing)}{others}")
 
 

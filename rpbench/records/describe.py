@@ -8,6 +8,7 @@ from rpbench.records.record import Record
 
 Clock = Literal["seconds", "slots"]
 
+BUSY = 0.15  # cores that other programs may have before it is worth a warning
 IN_SLOTS = "times are slots, not seconds; cost=analytic or other costs in seconds give them"
 
 
@@ -102,6 +103,11 @@ def _timed(row: Record) -> str:
     if "terms_s" in row:
         return f": step {row['step_time_s']:.6g} s, {row['tokens_per_s']:,.0f} tokens/s of all devices"
     text = f": makespan {row['makespan_s']:.6g} {unit(row)}, bubble {100 * row['bubble_makespan']:.2f} %"
+    if (row.get("foreign_cpu_share") or 0.0) > BUSY and "replay_makespan_s" in row:
+        text += (
+            f" while other programs kept {row['foreign_cpu_share']:.2f} cores busy "
+            f"({row['replay_makespan_s']:.6g} s by each action's own processor time)"
+        )
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"
     return text

@@ -1,9 +1,10 @@
-"""Imports of other people's measurements, as a timeline or as records with evidence `measured elsewhere`.
+"""Imports of other people's numbers, as a timeline or as records; evidence `measured elsewhere`, or as they say.
 
 Their files are data: parsed as JSON or CSV, with sizes and numbers checked, and nothing is run.
 """
 
 import csv
+import difflib
 import gzip
 import hashlib
 import io
@@ -24,11 +25,14 @@ from rpbench.untrusted import MOST_DIGITS, parsed
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
 _GZIP = b"\x1f\x8b"  # how such a file begins
+ALIKE = 0.88  # of a metric's name and another: tokens_per_sec is, tokens_per_s_low is not
 NANOSECOND = 1e-3  # in a trace's microseconds; less is rounding
 
 # Fields about the program that wrote a record: those of another program are left out.
 _OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
 _TEXTS = (*record.NAMES, "experiment", "evidence", "reason", "contender", "partition", "partition_layers")
+# Evidence that stays what it is: a simulation that is exported and imported was not measured anywhere.
+_NOT_MEASURED = ("published", "derived", "simulated", "predicted", "emulated", "dry")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler for work of a device
 
 
@@ -60,28 +64,48 @@ def records_of_csv(text: str) -> list[Record]:
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
         raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
-    reader = csv.DictReader(io.StringIO(text))
     try:
-        names, rows = list(reader.fieldnames or ()), list(reader)
+        return _records_of_rows(csv.DictReader(io.StringIO(text)))
     except csv.Error as error:
         raise ConfigError(f"import csv: {error}; write a row a line, with fields of at most 128 KiB") from None
+
+
+def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
+    names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if "schedule" not in names:
-        raise ConfigError("import csv: a header with at least `schedule`, and records' names such as tokens_per_s")
+        raise ConfigError(
+            f"import csv: the header is {','.join(names)!r:.100}; name at least `schedule` in it, as records do, with "
+            "commas between, as in schedule,model,tokens_per_s"
+        )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"import csv: column {twice!r:.60} stands twice in the header; leave one")
+    _tell_of_strange(names)
     found = []
-    for number, row in enumerate(rows, start=2):
+    for row in rows:
         if None in row or None in row.values():
-            raise ConfigError(f"import csv: line {number} has more or fewer fields than the header")
-        found.append(_record(_values(row), f"line {number}"))
+            raise ConfigError(f"import csv: line {rows.line_num} has more or fewer fields than the header")
+        place = f"line {rows.line_num}"
+        found.append((place, _record(_values(row), place)))
     if not found:
         raise ConfigError("import csv: a header and no row beneath it; write a row a run")
-    return found
+    return _once_each(found)
+
+
+def _tell_of_strange(names: Sequence[str]) -> None:
+    """Name the columns on stderr whose names are nearly those of a metric: no table would find their numbers."""
+    known = (*record.NAMES, *record.COUNTS, *record.METRICS)
+    for name in names:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+        if near and name not in known:
+            words = f"column {name!r:.60} is kept under that name; did you mean {near[0]}, in its unit?"
+            print(f"rpbench: import csv: {words}", file=sys.stderr)
 
 
 def records_of_wandb(text: str) -> list[Record]:
     """Exported runs: an object with `config` and `summary`, a list of them, or one a line; else ConfigError."""
-    return [_record(_flat(run), f"run {number}") for number, run in enumerate(_runs(text))]
+    return _once_each(
+        [(place := f"run {number}", _record(_flat(run), place)) for number, run in enumerate(_runs(text))]
+    )
 
 
 def _runs(text: str) -> list[Mapping[str, Any]]:
@@ -114,7 +138,8 @@ def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(row: Mapping[str, str]) -> dict[str, Any]:
     """The values of a row by column, without empty cells; those of columns that hold text stay text."""
-    return {key: text if key in _TEXTS else _value(text) for key, text in row.items() if text != ""}
+    cells = {key: text.strip() for key, text in row.items()}
+    return {key: text if key in _TEXTS else _value(text) for key, text in cells.items() if text != ""}
 
 
 def _value(text: str) -> Any:
@@ -147,11 +172,11 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
     found = {
         **{key: value for key, value in given.items() if key not in _OURS},
         **{key: str(given.get(key, "elsewhere")) for key in record.NAMES},
-        **{key: given.get(key, 0) for key in record.COUNTS},
+        **{key: given.get(key) for key in record.COUNTS},
         "run_id": digest,
         "status": given.get("status", "ok"),
         "reason": given["reason"] if isinstance(given.get("reason"), str) else None,
-        "evidence": MEASURED_ELSEWHERE,
+        "evidence": given["evidence"] if given.get("evidence") in _NOT_MEASURED else MEASURED_ELSEWHERE,
         "choices": {},
         "config": {},
         "files": [],
@@ -160,6 +185,23 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
     if problem := record.defect(found, digest):
         raise ConfigError(f"import: {place}: {problem}; mend the field, or leave it out")
     return found
+
+
+def _once_each(placed: Sequence[tuple[str, Record]]) -> list[Record]:
+    """The rows without those that are the same as an earlier one, which stderr names: they would be one record."""
+    first: dict[str, str] = {}
+    same = []
+    for place, row in placed:
+        if first.setdefault(row["run_id"], place) != place:
+            same.append(f"{place} as {first[row['run_id']]}")
+    if same:
+        named = ", ".join(same[:3]) + (", ..." if same[3:] else "")
+        print(
+            f"rpbench: {len(same)} of {len(placed)} are the same as an earlier one and left out: {named}; if they were "
+            "measured again, give them a column in which they differ, such as repeat",
+            file=sys.stderr,
+        )
+    return list({row["run_id"]: row for _, row in placed}.values())
 
 
 def trace_of_kineto(text: str) -> dict[str, Any]:
@@ -230,23 +272,6 @@ def summary_of_trace(trace: Mapping[str, Any]) -> dict[str, float]:
     return {"makespan_s": span / 1e6, "bubble_makespan": idle}
 
 
-def _once_each(rows: Sequence[Record], word: str, first: int) -> list[Record]:
-    """The rows without those that are the same as an earlier one, which stderr names: they would be one record."""
-    places: dict[str, int] = {}
-    same = []
-    for number, row in enumerate(rows, start=first):
-        if places.setdefault(row["run_id"], number) != number:
-            same.append(f"{word} {number} as {word} {places[row['run_id']]}")
-    if same:
-        named = ", ".join(same[:3]) + (", ..." if same[3:] else "")
-        print(
-            f"rpbench: {len(same)} of {len(rows)} are the same as an earlier one and left out: {named}; if they were "
-            "measured again, give them a column in which they differ, such as repeat",
-            file=sys.stderr,
-        )
-    return list({row["run_id"]: row for row in rows}.values())
-
-
 _FORMS = ("kineto", "wandb", "csv")
 _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
 
@@ -258,6 +283,9 @@ def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
     if len(words) != 2 or words[0] not in _FORMS or set(options) - {"results_dir", "out"}:
         raise ConfigError(f"import takes one form and one file: {_USAGE}")
     form, path = words[0], Path(words[1])
+    if (other := "results_dir" if form == "kineto" else "out") in options:
+        made = "a timeline, and out= names it" if form == "kineto" else "records, and results_dir= names their folder"
+        raise ConfigError(f"import {form}: {other}={options[other]} is of no use: it makes {made}")
     text = read_text(path)
     if form == "kineto":
         plain = path.with_suffix("") if path.suffix == ".gz" else path
@@ -269,7 +297,6 @@ def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
         found = summary_of_trace(trace)
         return [{"timeline": str(out), "evidence": MEASURED_ELSEWHERE, **found}]
     rows = records_of_csv(text) if form == "csv" else records_of_wandb(text)
-    rows = _once_each(rows, *(("line", 2) if form == "csv" else ("run", 0)))
     folder = Path(options.get("results_dir", "results"))
     record.check_writable(folder, "results_dir")
     return [record.write(folder / row["run_id"], row) for row in rows]

@@ -36,7 +36,8 @@ STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
 # 2: records have surroundings, and readers verify the run_id; 3: readers also verify a digest of all values.
 SCHEMA = 3
 _NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
-METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
+_FRACTIONS = ("bubble_makespan", "bubble_span")
+METRICS = (*_NEVER_NEGATIVE, *_FRACTIONS, "bubble_over_ideal")
 
 _LARGEST = 2**63
 _MOST_BYTES = 2**28  # of a file beside a record
@@ -97,6 +98,9 @@ def defect(record: Any, name: str) -> str | None:
     for key in _NEVER_NEGATIVE:
         if (record.get(key) or 0) < 0:
             return f"{key} {record[key]!r:.80} is below 0"
+    for key in _FRACTIONS:
+        if (record.get(key) or 0) > 1:
+            return f"{key} {record[key]!r:.80} is above 1: it is a fraction, and no percentage"
     for key in ("overrides", "notes", "files"):
         if not all(isinstance(item, str) for item in record.get(key) or ()):
             return f"{key} holds what is no text"
@@ -147,10 +151,16 @@ def identity_of(record: Record) -> dict[str, Any]:
 
 
 def read_all(results: Path, beginning: str = "") -> Iterator[Record]:
-    """Every sound record of a results folder whose run_id has a beginning, sorted by run_id."""
+    """Every sound record of a results folder whose run_id has a beginning, by run_id; stderr counts unsealed ones."""
+    unsealed = []
     for folder in sorted(path.parent for path in results.glob("*/record.json")):
         if folder.name.startswith(beginning) and (record := read(folder)) is not None:
+            unsealed += [] if "digest" in record else [folder.name]
             yield record
+    if unsealed:
+        count = f"{len(unsealed)} without a digest, such as {unsealed[0]}"
+        words = "nothing says whether their values were changed since; run them again, and remove these"
+        print(plain(f"rpbench: records of {results}: {count}: {words}"), file=sys.stderr)
 
 
 def find(results: Path, name: str) -> Record:

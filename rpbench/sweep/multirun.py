@@ -120,6 +120,7 @@ def _states(flag: str, text: str) -> frozenset[str]:
 
 
 _MULTIRUN = ("-m", "--multirun")
+_LAUNCHER = ("hydra/launcher", "hydra.launcher")
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -144,6 +145,8 @@ def sweep(arguments: Sequence[str]) -> int:
             raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
         else:
             request = load(overrides)
+            if words := [item for item in overrides if item.lstrip("+~").startswith(_LAUNCHER)]:
+                raise ConfigError(f"{words[0]}: a launcher is of sweeps: put -m before the overrides, or leave it out")
             _tell_of_sweep(request.choices["experiment"], overrides)
             _carry_out(request, Journal(), alone=True)
     except RunFailed as error:

@@ -377,3 +377,19 @@ def test_a_trace_has_the_times_of_the_run(words, rpbench, capsys):
     lanes = {(each["pid"], each["tid"]) for each in events if each["args"].get("name") == "compute"}
     ends = [each["ts"] + each["dur"] for each in events if "dur" in each and (each["pid"], each["tid"]) in lanes]
     assert max(ends) / 1e6 == pytest.approx(row["makespan_s"])
+
+
+def test_a_record_is_shown_by_the_beginning_of_its_id_as_its_run_printed_it(capsys, tmp_path):
+    folder = f"results_dir={tmp_path}"
+    assert dispatch(["schedule=1f1b", "num_devices=2", folder]) == 0
+    printed = capsys.readouterr()
+    name = json.loads(printed.out)["run_id"]
+    assert dispatch(["show", name[:6], folder]) == 0
+    assert capsys.readouterr() == printed
+    for words, said in (
+        (["show", "gpipe", folder], "a schedule is written schedule=gpipe"),
+        (["show", name, name, folder], "write show RUN"),
+        (["show", name, folder, "draw=x.svg"], "write show RUN"),
+    ):
+        assert dispatch(words) == 2
+        assert said in capsys.readouterr().err

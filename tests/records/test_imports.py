@@ -72,6 +72,36 @@ def test_rows_that_are_the_same_are_one_record_and_named(tmp_path, capsys):
     assert (len(out.splitlines()), err) == (2, "")
 
 
+def test_blanks_beside_a_comma_belong_to_no_name_and_no_value(tmp_path):
+    (row,) = imports.records_of_csv("schedule, model, num_devices, tokens_per_s\n1f1b, llama, 8, 12.5\n")
+    assert (row["model"], row["num_devices"], row["tokens_per_s"]) == ("llama", 8, 12.5)
+    assert row["num_microbatches"] is None  # it was said to be 0
+
+
+def test_a_row_is_named_by_its_line_in_the_file(capsys):
+    assert len(imports.records_of_csv("schedule,tokens_per_s\n\n1f1b,5\n\n1f1b,5\n")) == 1
+    assert "line 5 as line 3;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, meant", [("tokens_per_sec", "tokens_per_s"), ("step_time_ms", "step_time_s")])
+def test_a_name_that_is_nearly_a_metric_is_told(name, meant, capsys):
+    imports.records_of_csv(f"schedule,repeat,tokens_per_s_low,{name}\n1f1b,1,3.5,4\n")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"rpbench: import csv: column {name!r} is kept under that name; did you mean {meant}, in its unit?"
+
+
+@pytest.mark.parametrize("said, kept", [("simulated", "simulated"), ("measured", "measured elsewhere")])
+def test_what_was_simulated_is_not_measured_because_it_was_imported(said, kept):
+    (row,) = imports.records_of_csv(f"schedule,evidence\n1f1b,{said}\n")
+    assert row["evidence"] == kept
+
+
+def test_a_word_that_a_form_has_no_use_for_is_refused(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("schedule\n1f1b\n")
+    assert dispatch(["import", "csv", str(tmp_path / "t.csv"), f"out={tmp_path / 'x'}"]) == 2
+    assert "it makes records, and results_dir= names their folder" in capsys.readouterr().err
+
+
 def test_a_packed_trace_is_read_and_a_torn_one_refused(tmp_path, capsys, monkeypatch):
     source = tmp_path / "host.pt.trace.json.gz"
     source.write_bytes(gzip.compress(json.dumps({"traceEvents": KINETO}).encode()))
@@ -138,7 +168,10 @@ def test_a_cell_that_only_begins_as_json_stays_text():
 @pytest.mark.parametrize(
     "read, text, rule",
     [
-        (imports.records_of_csv, "model\nx\n", "a header with at least"),
+        (imports.records_of_csv, "", "the header is ''; name at least `schedule`"),
+        (imports.records_of_csv, "Schedule;model\nx;y\n", "the header is 'Schedule;model'; .* commas between"),
+        (imports.records_of_csv, "schedule,a\n\n1f1b,5\n1f1b\n", "line 4 has"),
+        (imports.records_of_csv, "schedule,bubble_makespan\n1f1b,27.5\n", "27.5 is above 1: it is a fraction"),
         (imports.records_of_csv, "schedule,a\n1f1b\n", "line 2"),
         (imports.records_of_csv, "schedule,tokens_per_s\n", "no row beneath"),
         (imports.records_of_wandb, "", "no run in it"),

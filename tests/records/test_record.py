@@ -9,7 +9,7 @@ import pytest
 
 from rpbench.config.loading import load
 from rpbench.records import provenance, record
-from rpbench.records.describe import table
+from rpbench.records.describe import describe, table
 from rpbench.run.modes import simulate
 from rpbench.run.recording import Outcome, Work, identity, recorded, run
 
@@ -143,6 +143,32 @@ def test_what_is_no_record_is_said_and_not_counted(change, said, tmp_path, capsy
     assert said in capsys.readouterr().err
     with pytest.raises(ValueError, match="is damaged; make it again"):  # it was called no record, nearest to itself
         record.find(tmp_path, path.parent.name[:8])
+
+
+def test_a_record_without_a_digest_is_not_believed_silently(tmp_path, capsys):
+    (row,) = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
+    (path,) = tmp_path.glob("*/record.json")
+    path.write_text(json.dumps({k: v for k, v in row.items() if k != "digest"} | {"schema": 2, "makespan_s": 1.0}))
+    capsys.readouterr()
+    assert [found["makespan_s"] for found in record.read_all(tmp_path)] == [1.0]
+    said = f"records of {tmp_path}: 1 without a digest, such as {path.parent.name}: nothing says whether"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cores", [0.1, 1.68])
+def test_a_run_beside_other_programs_says_so(cores):
+    asked = {
+        "schedule": "1f1b",
+        "model": "m",
+        "num_devices": 2,
+        "num_microbatches": 8,
+        "partition": "even",
+        "mode": "train",
+    }
+    asked |= {"run_id": "0" * 16, "status": "ok", "cost": "unit", "evidence": "measured"}
+    took = {"makespan_s": 9.754, "bubble_makespan": 0.18, "replay_makespan_s": 1.7935, "foreign_cpu_share": cores}
+    words = "while other programs kept 1.68 cores busy (1.7935 s by each action's own processor time)"
+    assert (words in describe(asked | took)) == (cores > 1)
 
 
 def test_a_run_that_breaks_leaves_a_failed_record_that_is_tried_again(tmp_path, monkeypatch):

@@ -182,7 +182,8 @@ def test_its_own_file_is_replaced_and_stands_until_then(tmp_path, monkeypatch, m
         (["now"], "not 'now'"),
         (["name="], "name= has no value"),
         (["name=a b"], "name='a b': letters"),
-        (["name=8x_a800"], "was not written by calibrate; take another name"),
+        (["name=8x_mine"], "a letter first"),
+        (["name=dgx_h100"], "was not written by calibrate; take another name"),
         (["device=tpu"], "device=tpu: one of cpu, accelerator"),
         (["dry=1"], "dry=1: accelerators are made up with device=accelerator alone"),
         (["device=accelerator", "dry=none"], "dry=none: how many accelerators to make up"),
@@ -193,11 +194,21 @@ def test_its_own_file_is_replaced_and_stands_until_then(tmp_path, monkeypatch, m
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_is_measured(arguments, said, measured, tmp_path):
-    chosen = arguments if arguments[0].startswith("name=8x") else [*arguments, f"out={tmp_path}"]
+    chosen = arguments if arguments[0] == "name=dgx_h100" else [*arguments, f"out={tmp_path}"]
     with pytest.raises(ValueError, match=said):
         calibrate.calibrate(chosen)
     assert measured == []
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_of_another_file_is_refused_where_cluster_looks_for_both(measured, tmp_path, monkeypatch):
+    monkeypatch.setenv("RPBENCH_PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"cluster/dgx_h100\.yaml has this name; take another, so that"):
+        calibrate.calibrate(["name=dgx_h100"])
+    assert measured == []
+    calibrate.calibrate(["name=here"])
+    calibrate.calibrate(["name=here"])
+    assert [path.name for path in (tmp_path / "cluster").iterdir()] == ["here.yaml"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, measured):

@@ -177,8 +177,10 @@ HANDING_IN = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLaunc
             r"this host has no srun, .* give the command on a login node, or take hydra/launcher=submitit_lo",
         ),
         ("hydra/launcher=foo", r"hydra/launcher=foo: none of this name is installed; leave it out, or install"),
+        ("hydra.launcher.num_host=2", r"did you mean hydra\.launcher\.num_hosts\? Keys: .*executor, folder, "),
+        ("hydra.launcher.num_hosts=2", r"not a key of the chosen hydra\.launcher; .* that have it: slurm$"),
     ],
-    ids=["submitit_slurm", "foo"],
+    ids=["submitit_slurm", "foo", "misspelled", "of another"],
 )
 def test_a_launcher_that_cannot_serve_here_is_one_line_before_anything_is_written(asked, said, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -186,6 +188,13 @@ def test_a_launcher_that_cannot_serve_here_is_one_line_before_anything_is_writte
     with pytest.raises(ConfigError, match=said) as refused:
         sweep(["-m", asked, "schedule=gpipe,1f1b", f"results_dir={tmp_path / 'results'}"])
     assert "\n" not in str(refused.value)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("word", ["hydra/launcher=slurm", "+hydra.launcher.num_hosts=2"])
+def test_a_launcher_of_one_run_is_refused_and_not_left_out(word, tmp_path):
+    with pytest.raises(ConfigError, match="a launcher is of sweeps: put -m before"):
+        sweep([word, "schedule=gpipe", f"results_dir={tmp_path / 'results'}"])
     assert not (tmp_path / "results").exists()
 
 
