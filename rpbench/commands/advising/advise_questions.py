@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, More, largest, least_more, limit_of
-from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
+from rpbench.advice.rows import ALONE, CUT, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
@@ -94,7 +94,7 @@ INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a nu
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # common names
 TOKENS, LONGEST = 64, 1 << 20  # lengths of sequences are multiples of 64 tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
-COMPOSED = (*SCHEDULES, *ORDERS, *ALONE.values(), "megatron_tp")  # methods that meshes have as well
+COMPOSED = (*SCHEDULES, *ORDERS, *ALONE.values(), CUT)  # methods that meshes have as well
 HOURS_A_DAY = 24.0
 
 
