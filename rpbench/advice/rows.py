@@ -373,8 +373,8 @@ def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: f
     if peak is None:
         return None
     passes = 3 if model.lora_rank is None else 2
-    flops = passes * model.forward_flops(model.seq_len)
-    flops -= 2 * model.frozen_layers * model.layer_forward_flops(model.seq_len)  # no backward goes there
+    flops = passes * model.forward_flops(model.seq_len, "causal")
+    flops -= 2 * model.frozen_layers * model.layer_forward_flops(model.seq_len, "causal")  # no backward goes there
     each = flops / model.seq_len
     return each * tokens_per_s / (num_devices * peak)
 
