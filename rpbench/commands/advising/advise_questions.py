@@ -8,8 +8,18 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, More, largest, least_more, limit_of
-from rpbench.advice.rows import ALONE, CUT, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
-from rpbench.commands.advising.advise_table import gigabytes, label
+from rpbench.advice.rows import (
+    ALONE,
+    CUT,
+    RUNS_IN,
+    Misfit,
+    command_of,
+    command_of_mesh,
+    contender_runs_in,
+    plain_misfit,
+    space_of,
+)
+from rpbench.commands.advising.advise_table import gigabytes, label, lacks
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
 from rpbench.explain.side import DECLARED, Side, Work
@@ -362,5 +372,8 @@ def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float, com
     told = "; or ".join(
         f"with {gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} {more.schedule} fits" for more in found
     )
-    told = f"nothing fits with any of the options tried; {told or 'nothing is known to with more of one memory alone'}"
+    if not told:
+        least = plain_misfit(misfits[0])  # those that lack least come first
+        told = f"no more of one memory is known to be enough; {label(least)} lacks {lacks(least)}"
+    told = f"nothing fits with any of the options tried; {told}"
     return {"smallest_change": told, "change": [more._asdict() for more in found]}
