@@ -16,7 +16,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.plans import SCHEDULES, Alone, Space
 from rpbench.mesh.plan_search.search import ORDERS, Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.contender import Contender
@@ -38,12 +38,14 @@ SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
 MEGATRON_MESHES = ("zero_2", "zero_3", "combined_1f1b")  # that Megatron runs as meshes, and not on one host
 CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
 # Plans without a pipeline by what their replicas share, as one host names them.
-ALONE: Mapping[Sharded, str] = {
+ALONE: Mapping[Alone, str] = {
     "none": "data_parallel",
     "optimizer": "zero_1",
     "gradients": "zero_2",
     "parameters": "zero_3",
 }
+CUT = "megatron_tp"  # plans of one replica that is cut into tensor shards
+WITHOUT_PIPELINE: Mapping[Alone, str] = {**ALONE, "tensor": CUT}
 WORK = (
     "kernels",
     "recompute",
@@ -250,7 +252,7 @@ def mesh_name(job: Job) -> str:
     mesh = job.mesh
     if mesh.pipeline > 1:
         return job.schedule
-    return "megatron_tp" if mesh.data == 1 and mesh.tensor > 1 else ALONE[mesh.sharing.what]
+    return CUT if mesh.data == 1 and mesh.tensor > 1 else ALONE[mesh.sharing.what]
 
 
 def mesh_options(job: Job) -> dict[str, Any]:
@@ -296,14 +298,11 @@ def space_of(names: Sequence[str] | None, framework: str | None = None) -> Space
     Raises ValueError if it runs none of them.
     """
     schedules = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
-    alone = tuple(
-        shared
-        for shared, name in ALONE.items()
-        if names is None or name in names or (shared == "none" and "megatron_tp" in names)
-    )
+    alone = tuple(kind for kind, name in WITHOUT_PIPELINE.items() if names is None or name in names)
     found = Space()
     if framework is not None:
-        alone = tuple(shared for shared in alone if shared in SHARES.get(framework, ()))
+        able = (*SHARES.get(framework, ()), *(["tensor"] if framework in CUTS_LAYERS else []))
+        alone = tuple(kind for kind in alone if kind in able)
         schedules = tuple(name for name in schedules if framework in runs_in(name))
         found = Space(
             shared=tuple(SHARES.get(framework, found.shared)),
@@ -364,8 +363,9 @@ def parameters(model: Architecture) -> dict[str, int]:
 def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: float) -> float | None:
     """Model FLOPs a second over the devices' 16-bit peak; None if the peak is unknown.
 
-    A backward counts as two forwards, as one if only adapters are trained, and as none in frozen layers. Recomputation
-    does not count.
+    A backward counts as two forwards, as one if only adapters are trained, and as none in frozen layers. Attention
+    counts the keys that a query sees: with all of a long sequence's, as PaLM counts, it exceeds 1. Recomputation does
+    not count.
 
     Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
@@ -373,8 +373,8 @@ def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: f
     if peak is None:
         return None
     passes = 3 if model.lora_rank is None else 2
-    flops = passes * model.forward_flops(model.seq_len)
-    flops -= 2 * model.frozen_layers * model.layer_forward_flops(model.seq_len)  # no backward goes there
+    flops = passes * model.forward_flops(model.seq_len, "causal")
+    flops -= 2 * model.frozen_layers * model.layer_forward_flops(model.seq_len, "causal")  # no backward goes there
     each = flops / model.seq_len
     return each * tokens_per_s / (num_devices * peak)
 

@@ -93,7 +93,7 @@ def _why_not(
     schedule, sizes = graph.schedule, problem.memory.sizes
     classes = classes_of(schedule, sizes, peak_in_flight(graph), keeps, graph.analysis)
     on_device = why_infeasible(schedule, classes, problem.memory.limit_bytes)
-    return on_device or host_misfit(schedule, sizes, request.cluster, graph.analysis) or None
+    return on_device or host_misfit(schedule, sizes, request.cluster, graph.analysis, keeps) or None
 
 
 @dataclass

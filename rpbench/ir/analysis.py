@@ -4,7 +4,7 @@ from functools import cached_property
 
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.deadlock import execution_rounds
-from rpbench.ir.checks.residency import resident_levels
+from rpbench.ir.checks.residency import hosted_levels, resident_levels
 from rpbench.ir.checks.versions import Versions, implied_versions, replay_in
 from rpbench.ir.index import Index
 from rpbench.ir.moved_objects import Payload, carries, payloads_of
@@ -57,6 +57,11 @@ class Analysis:
     def resident_levels(self) -> list[set[tuple[int, ...]]]:
         """Per device, how many microbatches of each stage it holds (`rpbench.ir.checks.residency`)."""
         return resident_levels(self.index, self.producers)
+
+    @cached_property
+    def hosted_levels(self) -> list[set[tuple[int, ...]]]:
+        """Per device, how many microbatches of each stage it has on the host (`rpbench.ir.checks.residency`)."""
+        return hosted_levels(self.index, self.producers)
 
     @cached_property
     def versions(self) -> Versions:

@@ -129,9 +129,11 @@ class Mesh:
 
 
 def check_shards(shape: Shape, model: Architecture) -> None:
-    """Raise ValueError, with sizes that divide, if a schedule cuts heads or sequences of a model that do not divide."""
+    """Raise ValueError, with a way out, if a schedule cuts heads or sequences that do not divide, or 4-bit weights."""
     if shape.tensor_parallel:
         where = f"tensor shards on num_devices={shape.num_ranks}"
+        if model.training_mode == "qlora" and shape.num_ranks > 1:
+            raise ValueError(f"{where} with training_mode=qlora: blocks of 4 bits are not cut; take training_mode=lora")
         _check_heads(where, shape.num_ranks, model.heads, model.key_value_heads)
         shape.check_length(model.seq_len)
 

@@ -12,7 +12,7 @@ checks. The first walk afterwards would still visit every one, so they are froze
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -144,7 +144,8 @@ def _facts(assembled: Assembled) -> Fields:
         return facts
     if assembled.schedule.on_ssd:
         facts["ssd_bytes"], facts["ssd_written_bytes"] = _ssd_bytes(assembled.schedule, sizes)
-    return facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
+    needed = host_bytes(assembled.schedule, sizes, analysis, keeps=assembled.keeps)
+    return facts | {"host_memory_bytes": needed}
 
 
 def _analysis(assembled: Assembled) -> Analysis:
@@ -173,14 +174,16 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
         )
     on_device = "" if limit is None else why_infeasible(assembled.schedule, classes, limit)
     return needed, on_device or host_misfit(
-        assembled.schedule, assembled.sizes, assembled.cluster, _analysis(assembled)
+        assembled.schedule, assembled.sizes, assembled.cluster, _analysis(assembled), assembled.keeps
     )
 
 
-def host_misfit(schedule: Schedule, sizes: ModelBytes, cluster: Machine, analysis: Analysis) -> str:
+def host_misfit(
+    schedule: Schedule, sizes: ModelBytes, cluster: Machine, analysis: Analysis, keeps: Sequence[int] | None
+) -> str:
     """Why a schedule does not fit its host's memory; empty where it does, or the memory is not known."""
     limit = cluster.host_memory_bytes
-    if limit is None or (needed := host_bytes(schedule, sizes, analysis)) <= limit:
+    if limit is None or (needed := host_bytes(schedule, sizes, analysis, keeps=keeps)) <= limit:
         return ""
     way_out = "take a host with more, adapters (model.lora_rank), or a schedule whose states stay on its devices"
     return f"the host needs {needed / 1e9:.1f} GB and has {limit / 1e9:.1f} GB: {way_out}"

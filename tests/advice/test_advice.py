@@ -17,8 +17,9 @@ from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.ranking import AS_PLAIN, QUICK, advise
-from rpbench.advice.rows import HERE, RUNS_IN, command_of, contender_runs_in, runs_in
+from rpbench.advice.rows import HERE, RUNS_IN, command_of, contender_runs_in, mfu, runs_in
 from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.machine import machine
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import Policy
@@ -32,6 +33,7 @@ from rpbench.predict.prediction import NORMAL
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.workload.architecture import architecture
 
 NAMES = ("1f1b", "gpipe", "zb_h1", "roundpipe", "data_parallel")
 
@@ -306,3 +308,11 @@ def test_torchtitan_runs_no_more_tensor_shards_than_heads_of_keys():
     assert contender_runs_in(contender("megatron_tp"), case) == ["Megatron", "torchtitan"]
     assert contender_runs_in(contender("megatron_tp"), alone) == ["Megatron"]
     assert contender_runs_in(contender("1f1b"), alone) == runs_in("1f1b")
+
+
+@pytest.mark.parametrize("windows", [(), (1024, None)])
+def test_devices_that_do_what_the_model_needs_and_nothing_else_have_an_mfu_of_one(windows):
+    """With 131,072 tokens, where attention to keys that no query sees would be most of it."""
+    model, cluster = replace(architecture("llama3_8b"), seq_len=131_072, windows=windows), machine("dgx_h100")
+    pace = 8 * cluster.matmul_flops_per_s / model.flops_per_token(131_072)
+    assert mfu(model, cluster, 8, pace) == pytest.approx(1)

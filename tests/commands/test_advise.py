@@ -266,6 +266,17 @@ def test_the_hosts_memory_that_is_said_to_be_lacking_is_enough():
     assert not advise_on([*words, f"host_memory_bytes={enough - 25_000_000}"], io.StringIO())["ranking"]
 
 
+def test_where_no_one_memory_is_enough_it_says_how_much_of_both():
+    words = ["num_layers=3", *SMALL[1:-1], "gpu=rtx4090", "num_devices=2", "batch=2", "schedules=roundpipe"]
+    few = {"device_memory_bytes": 850_000_000, "host_memory_bytes": 100_000_000}
+    answer = advise_on([*words, *(f"{name}={size}" for name, size in few.items())], io.StringIO())
+    row = answer["does_not_fit"][0]  # of those with timely and with late updates
+    assert answer["change"] == []
+    assert re.search(r"roundpipe lacks 0\.\d GB a device and 0\.\d GB of the host's memory", answer["smallest_change"])
+    more = (f"{name}={size + row[name.replace('memory', 'lacks')]}" for name, size in few.items())
+    assert advise_on([*words, *more], io.StringIO())["ranking"]
+
+
 @pytest.mark.parametrize(
     "change, expected",
     [

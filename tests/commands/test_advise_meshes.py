@@ -104,7 +104,26 @@ def test_limits_over_nodes_are_those_of_each_method():
     found = {row["schedule"]: row["command"] for row in answer["limits"]}
     assert {"1f1b", "gpipe", "data_parallel", "zero_1", "zero_2", "zero_3"} <= found.keys()
     for name, command in found.items():
-        assert ("mesh.pipeline=" in command) is not name.startswith(("zero", "data"))
+        assert command is None or ("mesh.pipeline=" in command) is not name.startswith(("zero", "data", "megatron"))
+
+
+@pytest.mark.parametrize("words", [("gpu=rtx4090", "num_devices=4"), ("cluster=gb200_nvl72", "num_devices=8")])
+def test_a_limit_of_replicas_is_none_of_shards_alone(words):
+    """Without replicas nothing is summed: such a mesh holds more tokens, and is megatron_tp."""
+    asked = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", *words, "max_seq_len=yes")
+    answer = advise_on([*asked, "schedules=data_parallel,megatron_tp"], io.StringIO())
+    found = {row["schedule"]: row["command"] for row in answer["limits"]}
+    assert "mesh.data=" in found["data_parallel"]
+    assert "mesh.data=" not in found["megatron_tp"]
+
+
+def test_the_smallest_change_of_replicas_is_none_of_shards_alone():
+    words = ["num_layers=4", "hidden=2048", "heads=8", "vocab=8000", "seconds=1", "gpu=rtx4090", "num_devices=4"]
+    words += ["schedules=data_parallel"]
+    (change,) = advise_on([*words, "device_memory_bytes=1.5e9"], io.StringIO())["change"]
+    for part, fits in ((1.0, True), (0.97, False)):
+        enough = 1_500_000_000 + round(part * change["lacks_bytes"])
+        assert bool(advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())["ranking"]) is fits
 
 
 def test_one_host_has_zero_1_beside_others():

@@ -302,6 +302,15 @@ def test_a_host_has_every_state_of_streamed_stages_and_inputs_of_all_microbatche
     assert host_bytes(on_ssd, sizes) == host_bytes(order, sizes) - optimizer + 2 * largest
 
 
+@pytest.mark.parametrize("keeps, each", [((0, 0), 2 * 32 * 64), ((1, 0), None)])
+def test_a_host_has_the_activations_that_wait_there(keeps, each):
+    """Of two devices the first stores those of microbatches 1 and 2, one after the other: kept inputs or a layer's."""
+    order = entry("pipe_offload").build(Shape(2, 2, 4), least_gap=2).with_partition(symmetric((1, 1)))
+    sizes = model_bytes(replace(OWN, num_layers=2), 32)
+    assert host_bytes(order, sizes, keeps=keeps) == (each or sizes.layers[0].activations)
+    assert host_bytes(entry("bpipe").build(Shape(2, 2, 4)).with_partition(symmetric((1, 1))), sizes) == 0
+
+
 @pytest.mark.parametrize("moments, share", [([[1, 0], [0, 1]], 0.5), ([[0.5, 0.5], [0, 0]], 0.5), ([[1, 0.25]], 0.25)])
 def test_of_stages_at_some_moments_the_least_is_there_at_one_or_in_the_mean(moments, share):
     """However a byte is distributed over the stages, a moment has this share of it."""

@@ -94,6 +94,10 @@ def test_more_tensor_shards_than_heads_are_refused_with_the_divisors():
 @pytest.mark.parametrize(
     "words, rule",
     [
+        (
+            ("num_devices=2", "++model.training_mode=qlora", "++model.lora_rank=8"),
+            r"tensor shards on num_devices=2 with training_mode=qlora: blocks of 4 bits are not cut; take .*=lora",
+        ),
         (("num_devices=3",), r"tensor shards on num_devices=3 of 32 heads: .* take one of 1, 2, 4, 8, 16, 32"),
         (("num_devices=4", "model.key_value_heads=32", "model.heads=96"), ""),
         (("num_devices=3", "model.heads=96", "model.key_value_heads=2"), "2 heads of keys can be neither cut nor"),

@@ -13,7 +13,7 @@ from rpbench.advice import model_source
 from rpbench.advice.limits import Limit
 from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.ranking import advise
-from rpbench.advice.rows import ALONE, NONE_RUNS, leads_of, other_orders, space_of
+from rpbench.advice.rows import ALONE, CUT, NONE_RUNS, leads_of, other_orders, space_of
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, around, lengths_asked, timed_again
@@ -126,8 +126,8 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
         return questions.mesh_limits(model, cluster, question, names, framework, sequences, longest)
 
     if cluster.num_nodes > 1:
-        _check_meshes(cluster, model, asked, ())
-        limits = meshes(names or (*SCHEDULES, *ALONE.values()))
+        _check_meshes(cluster, model, asked, (CUT,))
+        limits = meshes(names or (*SCHEDULES, *ALONE.values(), CUT))
     else:
         check_figures(cluster, ON_HOST, "advise")
         own = list(questions.host_limits(terms_at, question, _contenders(names), framework, longest))
@@ -167,7 +167,7 @@ def _plans(answer: dict[str, Any]) -> list[Any]:
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     framework, words = framework_in(asked), [f"{name}={value}" for name, value in asked.words().items()]
     compared = questions.compared(asked.own) if "compare" in asked.own else None
-    _check_meshes(found, model, asked, (*ORDERS, "megatron_tp"))
+    _check_meshes(found, model, asked, (*ORDERS, CUT))
     search = partial(
         advise_nodes, model, found, seq_len=model.seq_len, global_batch=sequences, framework=framework, words=words
     )

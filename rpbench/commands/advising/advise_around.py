@@ -162,16 +162,20 @@ def _ran(command: str) -> dict[str, Any]:
     """The result of a command's run; nothing is written."""
     words = shlex.split(command)
     try:
-        fields = prepare(load(words[words.index("rpbench") + 1 :])).carry_out().fields
+        work = prepare(load(words[words.index("rpbench") + 1 :]))
+        fields = {**work.opening, **work.carry_out().fields}
     except ValueError as error:  # its order cuts sequences into segments, or the like
         return {"tokens_per_s": None, "reason": str(error)}
-    return {name: fields.get(name) for name in ("tokens_per_s", "peak_memory_bytes", "host_memory_bytes", "reason")}
+    names = ("tokens_per_s", "peak_memory_bytes", "host_memory_bytes", "kept_layers", "reason")
+    return {name: fields.get(name) for name in names}
 
 
 def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, machine: Machine) -> dict[str, Any]:
     pace, price = fields["tokens_per_s"], row["usd_per_1e9_tokens"]
     factor = pace / row["tokens_per_s"]
+    kept = fields["kept_layers"] or row["options"]["kept_layers"]  # own microbatches may leave room for more layers
     return row | {
+        "options": row["options"] | {"kept_layers": kept},
         **{name: factor * row[name] for name in PASS_ON},
         "tokens_per_s": pace,
         "usd_per_1e9_tokens": None if price is None else price / factor,

@@ -8,8 +8,18 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, More, largest, least_more, limit_of
-from rpbench.advice.rows import ALONE, RUNS_IN, Misfit, command_of, command_of_mesh, contender_runs_in, space_of
-from rpbench.commands.advising.advise_table import gigabytes, label
+from rpbench.advice.rows import (
+    ALONE,
+    CUT,
+    RUNS_IN,
+    Misfit,
+    command_of,
+    command_of_mesh,
+    contender_runs_in,
+    plain_misfit,
+    space_of,
+)
+from rpbench.commands.advising.advise_table import gigabytes, label, lacks
 from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
 from rpbench.explain.side import DECLARED, Side, Work
@@ -94,7 +104,7 @@ INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a nu
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # common names
 TOKENS, LONGEST = 64, 1 << 20  # lengths of sequences are multiples of 64 tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
-COMPOSED = (*SCHEDULES, *ORDERS, *ALONE.values(), "megatron_tp")  # methods that meshes have as well
+COMPOSED = (*SCHEDULES, *ORDERS, *ALONE.values(), CUT)  # methods that meshes have as well
 HOURS_A_DAY = 24.0
 
 
@@ -357,5 +367,8 @@ def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float, com
     told = "; or ".join(
         f"with {gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} {more.schedule} fits" for more in found
     )
-    told = f"nothing fits with any of the options tried; {told or 'nothing is known to with more of one memory alone'}"
+    if not told:
+        least = plain_misfit(misfits[0])  # those that lack least come first
+        told = f"no more of one memory is known to be enough; {label(least)} lacks {lacks(least)}"
+    told = f"nothing fits with any of the options tried; {told}"
     return {"smallest_change": told, "change": [more._asdict() for more in found]}

@@ -1,6 +1,6 @@
 """Bytes on a device by class of tensor, for weights bound to a device and for weights streamed through it.
 
-    bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
+    bound      weights, gradients and optimizer state of every stage of the device, older versions of trained weights
                that a policy stashes, the input of every stage and microbatch in flight, the recomputed activations of
                one stage, logits; with a sharded head, logits of every microbatch that waits for the other shards;
                with backward in halves, activations of microbatches that wait for the second half
@@ -43,6 +43,7 @@ from rpbench.ir.checks.residency import inputs_stay, moves_activations, peak_kep
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.lower import add_steps
+from rpbench.workload.counts import BYTES_PER_VALUE
 from rpbench.yaml_file import read_keys
 
 BOUNDARY_BUFFERS = 4  # boundary tensors of a streamed stage: two arrive, two leave
@@ -128,6 +129,7 @@ class Footprint:
         return None if self._replicas is None else self._replicas.shares
 
     def _take(self, sizes: ModelBytes) -> None:
+        self._per_trained = sizes.summed_bytes // BYTES_PER_VALUE  # of a gradient over those of its weight
         self._sizes = sizes = sizes.under(self._schedule).added_up
         self._embedding, self._head = np.array([sizes.embedding, sizes.head])
         below = np.zeros((1, len(LayerSize._fields)), np.int64)
@@ -176,7 +178,8 @@ class Footprint:
     def _staying(self, sizes: Sequence[LayerSize]) -> Floats:
         """Bytes of layers that stay on the device of each stage, (layers, stages)."""
         weights, gradients, optimizer = np.array(sizes, np.float64).T[:3]
-        return np.outer(weights, 1.0 + self._more_versions) + (gradients + optimizer * self._num_states)[:, None]
+        stashed = np.outer(gradients / self._per_trained, self._more_versions)
+        return stashed + (weights + gradients + optimizer * self._num_states)[:, None]
 
     def keeping(self, keeps: Sequence[int] | None) -> "Footprint":
         """The footprint with saved activations of so many layers of each backward stage; empty: none; None: all."""
@@ -309,7 +312,8 @@ class Footprint:
         logits, boundary = self._sizes.logits * held[num_stages - 1], self._sizes.boundary
         if self._num_head_shards:
             logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
-        stashed = {"stashed weights": (stages.weights * more_versions) @ held} if more_versions.any() else {}
+        trained = stages.gradients // self._per_trained  # of frozen weights there is one version
+        stashed = {"stashed weights": (trained * more_versions) @ held} if more_versions.any() else {}
         return {
             "weights": weights,
             **stashed,

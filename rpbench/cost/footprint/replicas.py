@@ -37,7 +37,8 @@ from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.checks.residency import inputs_stay
+from rpbench.ir.checks.residency import inputs_stay, moves_activations
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.waits.moves import has_transfers
@@ -55,13 +56,18 @@ def shares_or_offloads(schedule: Schedule) -> bool:
 
 
 def host_bytes(
-    schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None, shares: "ReplicaShares | None" = None
+    schedule: Schedule,
+    sizes: ModelBytes,
+    analysis: Analysis | None = None,
+    shares: "ReplicaShares | None" = None,
+    keeps: Sequence[int] | None = None,
 ) -> int:
-    """Bytes in the host's memory: weights loaded for every visit, gradients stored, and state updated there.
+    """Bytes in the host's memory: weights loaded for every visit, gradients stored, and state updated there; and the
+    most activations of every device that wait there for their backward.
 
     Streamed schedules have everything there, with a step's inputs for recomputation unless those stay on the device. Of
     objects on SSDs, the host has one layer for each device, in transfer. `analysis` and `shares`: of the same actions,
-    if known; they are the same for every cut.
+    if known; they are the same for every cut. `keeps`: as in `StageBytes`.
     """
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
@@ -74,6 +80,11 @@ def host_bytes(
         shares = shares or ReplicaShares(analysis or Analysis(schedule))
         stages = StageBytes(schedule.partition, of_schedule)
         found = sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
+    elif moves_activations(schedule):
+        stages = StageBytes(schedule.partition, of_schedule, keeps)
+        each = [int(stages.of(Payload("A", number, True, Fraction(1), "d2h"))) for number in numbers]
+        hosted = (analysis or Analysis(schedule)).hosted_levels
+        found = sum(int((np.array(sorted(levels)) @ each).max()) for levels in hosted)
     if not schedule.on_ssd:
         return found
     in_transfer = max(_on_ssd(layer, schedule.on_ssd) for layer in of_schedule.every)

@@ -4,7 +4,7 @@ The count comes from a replay in which every computation takes one slot and tran
 the order alone. A device holds one more if a transfer is still under way when the next forward begins.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
 from rpbench.ir.action import Kind
@@ -78,11 +78,29 @@ def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, .
     STORE:A. A partner named as peer holds activations from the STORE:A to the LOAD:A. ScheduleError if the schedule
     cannot run.
     """
+    return _levels(index, sorted(_changes(index, producers)))
+
+
+def hosted_levels(index: Index, producers: Producers) -> list[set[tuple[int, ...]]]:
+    """The same for the activations of each device that wait on the host, from their STORE:A to the end of LOAD:A."""
+    starts, ends = slots_of(index, producers)
+    changes = [
+        (starts[at], 1, device, action.stage) if action.kind is Kind.STORE else (ends[at], -1, device, action.stage)
+        for device, _, first, stop in index.lanes
+        for at, action in enumerate(index.actions[first:stop], first)
+        if action.object == "A" and action.kind in (Kind.STORE, Kind.LOAD) and action.peer is None
+    ]
+    changes.sort(key=lambda each: (each[0], -each[1]))  # of a slot, what comes before what goes
+    return _levels(index, changes)
+
+
+def _levels(index: Index, changes: Iterable[tuple[int, int, int, int]]) -> list[set[tuple[int, ...]]]:
+    """Per device, the microbatches of each stage after every change (slot, change, device, stage)."""
     shape = index.shape
     stages = max(shape.num_stages, shape.num_backward_stages)
     levels = [[0] * stages for _ in range(shape.num_ranks)]
     found = [{(0,) * stages} for _ in levels]
-    for _, change, device, stage in sorted(_changes(index, producers)):
+    for _, change, device, stage in changes:
         levels[device][stage] += change
         found[device].add(tuple(levels[device]))
     return found

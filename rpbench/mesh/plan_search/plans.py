@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "gpipe")
 SPLIT = frozenset({"zb_h1", "zb_h2"})  # orders that split backward
+Alone = Sharded | Literal["tensor"]
 EVEN = -1
 MOST_SEQUENCES = 32  # of a microbatch
 
@@ -47,7 +48,8 @@ class Space:
     recomputes: tuple[Recompute, ...] = ("fitting",)  # it is as fast as none where all fits, and as small as full
     schedules: tuple[str, ...] = SCHEDULES
     shared: tuple[Sharded, ...] = SHARDED
-    without_pipeline: tuple[Sharded, ...] = SHARDED  # what replicas may share where there is no pipeline
+    # where there is no pipeline: what replicas may share, and whether one replica may be cut into tensor shards alone
+    without_pipeline: tuple[Alone, ...] = (*SHARDED, "tensor")
     max_chunks: int = 8  # on a device
     alone: bool = True  # whether plans that are one pipeline, or replicas of all layers, and nothing else take part
     # of a model, tensor, expert, expert_tensor, and devices that share parameters: why a framework takes no such cut
@@ -148,7 +150,8 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
         if rest or left or not microbatches or data * inner.context * inner.tensor % inner.expert:
             continue
         for (number, name), shared in product(enumerate(_orders(space)), range(len(SHARDED))):
-            if not _is_asked(space, name, SHARDED[shared], pipeline):
+            is_cut = data == 1 and inner.tensor > 1
+            if not _is_asked(space, name, SHARDED[shared], pipeline, is_cut=is_cut):
                 continue
             if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARDED[shared] != "optimizer":
                 continue  # contenders cover these plans, except with ZeRO-1
@@ -168,8 +171,9 @@ def _orders(space: Space) -> tuple[str, ...]:
     return (*space.schedules, *(["1f1b"] if space.without_pipeline and "1f1b" not in space.schedules else []))
 
 
-def _is_asked(space: Space, name: str, shared: Sharded, pipeline: int) -> bool:
-    return shared in space.shared and (name in space.schedules if pipeline > 1 else shared in space.without_pipeline)
+def _is_asked(space: Space, name: str, shared: Sharded, pipeline: int, *, is_cut: bool) -> bool:
+    alone = ("tensor" if is_cut else shared) in space.without_pipeline
+    return shared in space.shared and (name in space.schedules if pipeline > 1 else alone)
 
 
 def _sensible(shared: Sharded, replicas: int, pipeline: int) -> bool:

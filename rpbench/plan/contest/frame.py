@@ -129,7 +129,8 @@ class Frame:
         step_s = self.paced(self.costs(partition, keeps))
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
         peak = int(self._peaks(partition, keeps, recompute).max())
-        host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences), shares=self._footprint.shares)
+        sizes, shares = self.terms.sizes(setting.microbatch_sequences), self._footprint.shares
+        host = host_bytes(schedule, sizes, self.graph.analysis, shares, keeps)
         misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes), self._over_ssd)
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
         return Outcome(tokens / step_s, step_s, keeps, peak, host, max(misfits))
