@@ -197,6 +197,12 @@ class LayerTimes:
         }
         return replace(self, **changed, rank_loss=0, beside=0)
 
+    def of_equal_layers(self) -> "LayerTimes":
+        """The times with every layer as long as the mean."""
+        num, lists = self.num_layers, {name: getattr(self, name) for name in OF_LAYERS}
+        equal: dict[str, Any] = {name: [sum(times) / num] * num for name, times in lists.items() if times}
+        return replace(self, **equal)
+
     def of_shards(self, *, along_sequence: bool) -> "LayerTimes":
         """The times of all shards together, where every device has a shard of every matrix."""
         factors = self.shards_along if along_sequence else self.shards

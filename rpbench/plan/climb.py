@@ -13,6 +13,7 @@ from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.counts import Counts, single_moves
+from rpbench.plan.cutting_planes import level_cuts
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import Graph, build_graph
@@ -25,6 +26,7 @@ PATIENCE = 50_000  # a climb stops after this many moves without a better plan
 TOLERANCE = 1e-9  # improvements below this share are rounding
 MISFIT = 1e100  # score of a plan that does not fit, times bytes needed over the limit: worse than every plan that fits
 HANDLING = 400  # handling a plan takes as long as timing this many actions
+POINT = 20_000  # a round of cutting planes takes as long as timing this many actions
 BUILDING = 1500  # building a graph takes as long as timing it this many times
 
 
@@ -94,7 +96,7 @@ class Climb:
         self._separate = problem.entry.separate_cuts
         order = order or ClimbOrder(problem, self.counts)
         keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
-        self.num_actions = graph.num_actions
+        self.num_actions, self._num_ranks = graph.num_actions, problem.num_ranks
         self._keeps_last = keeps_last
         self._batch = PlanBatch(
             graph,
@@ -157,6 +159,8 @@ class Climb:
         """Search until `work` more is done, or `patience` moves in a row bring no better plan."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
+            if not self._separate and self.counts[0] > self._num_ranks:
+                self._add_level_cuts()
         until, tried, improved_at = self._tally.work + work, 0, 0
         while self._open and self._tally.work < until and tried < improved_at + patience:
             groups: list[Ints] = []
@@ -166,6 +170,15 @@ class Climb:
                 groups.append(self._fresh(neighbours[(neighbours >= self._least).all(axis=1)]))
             if self._add(np.concatenate(groups)):
                 improved_at = tried
+
+    def _add_level_cuts(self) -> None:
+        """Score the cuts that cutting planes find, where one move of a layer alone would gain nothing."""
+        start = self._plans[self._best]
+        last = np.arange(len(start)) == len(start) - 1
+        kept = np.ones_like(start) if self._fitting else (last & self._keeps_last).astype(np.int64)
+        cuts, num_points = level_cuts(self._batch.linear(kept), int(start.sum()), start)
+        self._tally.work += num_points * (POINT + self.num_actions)
+        self._add(self._fresh(cuts))
 
     def _next_neighbours(self, moves: Ints) -> Ints:
         """The results of the next moves on the best open plan."""

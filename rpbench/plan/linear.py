@@ -9,6 +9,7 @@ Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 5 and 6.
 import numpy as np
 
 from rpbench.cost.arrays import Floats
+from rpbench.sim.kernels import Array, run
 
 TINY = 1e-9
 MOST_PIVOTS = 400
@@ -29,21 +30,36 @@ def prices(rows: Floats, limits: Floats, value: Floats) -> Floats:
     table[:-1, :num_variables], table[:-1, -1] = rows, np.maximum(limits, 0)
     table[:-1, num_variables:-1] = np.eye(num_rows)
     table[-1, :num_variables] = -value
-    for _ in range(MOST_PIVOTS):
-        column = int(table[-1, :-1].argmin())
-        if table[-1, column] >= -TINY:
-            break
-        entering = table[:-1, column]
-        usable = entering > TINY
-        if not usable.any():
-            break
-        ratios = np.where(usable, table[:-1, -1] / np.where(usable, entering, 1), np.inf)
-        row = int(ratios.argmin())
-        table[row] /= table[row, column]
-        factors = table[:, column].copy()
-        factors[row] = 0
-        table -= np.outer(factors, table[row])
+    run(_pivot, table, MOST_PIVOTS)
     return _sound(np.maximum(table[-1, num_variables:-1], 0), rows, value)
+
+
+def _pivot(table: Array, most: int) -> None:
+    """Pivot, at most so often, until no variable has a value that the prices do not pay."""
+    last, width = len(table) - 1, len(table[0])
+    for _ in range(most):
+        column = 0
+        for j in range(width - 1):
+            if table[last][j] < table[last][column]:
+                column = j
+        if table[last][column] >= -TINY:
+            return
+        row, least = -1, 0.0
+        for i in range(last):
+            if table[i][column] > TINY:
+                ratio = table[i][width - 1] / table[i][column]
+                if row < 0 or ratio < least:
+                    row, least = i, ratio
+        if row < 0:
+            return
+        pivot = table[row][column]
+        for j in range(width):
+            table[row][j] /= pivot
+        for i in range(last + 1):
+            factor = table[i][column]
+            if i != row and factor != 0:
+                for j in range(width):
+                    table[i][j] -= factor * table[row][j]
 
 
 def _sound(found: Floats, rows: Floats, value: Floats) -> Floats:

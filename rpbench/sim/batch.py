@@ -6,6 +6,7 @@ equal numbers of stages share one graph, and only the tables of stage times diff
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError
 from rpbench.sim.graph import Graph
-from rpbench.sim.kernels import compiled, relax_batch
+from rpbench.sim.kernels import relax, relax_batch, run, trace_path
 from rpbench.sim.longest_path import late_edges
 
 Ints = npt.NDArray[np.int64]
@@ -80,22 +81,25 @@ class PlanBatch:
         ]
         return np.concatenate([np.empty(0), *found])
 
+    def linear(self, kept: Ints) -> "LinearTimes":
+        """Times as linear functions of the layers of each stage, all layers taken as equal.
+
+        Args:
+            kept: (stages,): 1 where a stage recomputes nothing, 0 where it recomputes all layers.
+        """
+        layers = np.vstack([np.zeros_like(kept), np.eye(len(kept), dtype=np.int64)])
+        pre, main = self._tables(layers, layers, layers * kept, self._times.of_equal_layers())
+        return LinearTimes(self._edges, pre[:, 0], main[:, 0], pre[:, 1:] - pre[:, :1], main[:, 1:] - main[:, :1])
+
     def _block(self, forward: Ints, backward: Ints, keeps: Ints) -> Floats:
         makespan = np.zeros(len(forward))
-        arrays = (*self._edges, *self._tables(forward, backward, keeps), *self._room, makespan)
-        kernel = compiled(relax_batch)
-        if kernel is not relax_batch:
-            kernel(*arrays)
-            return makespan
-        lists = [array.tolist() for array in arrays]
-        relax_batch(*lists)
-        return np.asarray(lists[-1])
+        arrays = (*self._edges, *self._tables(forward, backward, keeps, self._times), *self._room, makespan)
+        run(relax_batch, *arrays)
+        return makespan
 
-    def _tables(self, forward: Ints, backward: Ints, keeps: Ints) -> tuple[Floats, Floats]:
+    def _tables(self, forward: Ints, backward: Ints, keeps: Ints, whole: LayerTimes) -> tuple[Floats, Floats]:
         """Times before and in the main phase, (slots, plans): `LayerTimes.table` for all plans at once."""
-        plans, shards = len(forward), self._num_head_shards
-        whole = self._times
-        times = whole
+        plans, shards, times = len(forward), self._num_head_shards, whole
         if shards:
             times = replace(whole, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
         pre, main = np.zeros((len(self._rows), plans)), np.zeros((len(self._rows), plans))
@@ -139,6 +143,34 @@ class PlanBatch:
             sums = stage_sums(layers, counts, but_last)
             sums[:, -1] += float(head)
             table[self._slots[kind]] = sums.T[self._stages[kind]]
+
+
+class LinearTimes:
+    """The makespan of a graph as a function of the layers of each stage, which may be fractions.
+
+    Args:
+        edges: as `PlanBatch` prepares them.
+        pre, main: times of stages without layers before and in the main phase, (slots,).
+        pre_slopes, main_slopes: what a layer of each stage adds, (slots, stages).
+    """
+
+    def __init__(self, edges: tuple[Any, ...], pre: Floats, main: Floats, pre_slopes: Floats, main_slopes: Floats):
+        self._edges, self._pre, self._main = edges, pre, main
+        self._pre_slopes, self._main_slopes = pre_slopes, main_slopes
+
+    def longest_path(self, layers: Floats) -> tuple[float, Floats, float]:
+        """The makespan, what a layer of each stage adds to a longest path, (stages,), and the rest of that path.
+
+        A stage without layers counts as a very short one: what it sends at the end is part of the makespan.
+        """
+        pre, main = self._pre_slopes @ layers + self._pre, self._main_slopes @ layers + self._main
+        start, begun, end, exposed = np.zeros((4, len(self._edges[0])))
+        run(relax, *self._edges, pre, main, start, begun, end, exposed)
+        num_pre, num_main = np.zeros((2, len(pre)))
+        run(trace_path, *self._edges, pre, main, end, num_pre, num_main)
+        slopes: Floats = num_pre @ self._pre_slopes + num_main @ self._main_slopes
+        makespan = float(end.max())
+        return makespan, slopes, makespan - float(slopes @ layers)
 
 
 def stage_sums(layers: Sequence[Number], counts: Ints, but_last: Ints | None = None) -> Floats:

@@ -154,6 +154,40 @@ def relax_batch(
                 makespan[first + j] = ended if ended > makespan[first + j] else makespan[first + j]
 
 
+def trace_path(
+    previous: Array,
+    pred_start: Array,
+    pred: Array,
+    delay: Array,
+    late: Array,
+    slot: Array,
+    pre_of: Array,
+    main_of: Array,
+    end: Array,
+    num_pre: Array,
+    num_main: Array,
+) -> None:
+    """Count the pre and main phases of each slot on one longest path; `end` is that of `relax`."""
+    i = 0
+    for k in range(len(end)):
+        if end[k] > end[i]:
+            i = k
+    while i >= 0:
+        num_main[slot[i]] += 1
+        pre = pre_of[slot[i]]
+        latest, free = previous[i], end[previous[i]] if previous[i] >= 0 else 0 * pre_of[0]
+        reached, with_pre = free + pre, True
+        for edge in range(pred_start[i], pred_start[i + 1]):
+            ready = end[pred[edge]] + delay[edge]
+            if not late[edge]:
+                ready = ready + pre
+            if ready > reached:
+                latest, reached, with_pre = pred[edge], ready, not late[edge]
+        if with_pre:
+            num_pre[slot[i]] += 1
+        i = latest
+
+
 def is_warm() -> bool:
     """Whether numba is loaded already, so that compiling one more kernel takes little time."""
     return "numba" in sys.modules
@@ -176,6 +210,19 @@ def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: 
         made = compile_one(FunctionType(function.__code__, names, function.__name__))
         names[function.__name__] = made
     return made
+
+
+def run(kernel: Callable[..., None], *given: Any) -> None:
+    """Run a kernel that writes into arrays: compiled, or plain on lists that are then copied back."""
+    quick = compiled(kernel)
+    if quick is not kernel:
+        quick(*given)
+        return
+    plain = [each.tolist() if hasattr(each, "tolist") else each for each in given]
+    kernel(*plain)
+    for array, found in zip(given, plain, strict=True):
+        if found is not array:
+            array[...] = found
 
 
 @cache
