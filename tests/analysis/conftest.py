@@ -192,8 +192,8 @@ def _unit_work_of(row: Record, name: str, axis: str) -> Cells:
             config=config,
             cost="constant",
             peak_in_flight=[8 + rank] * 8,
-            bubble_makespan=0.01 * (rank + value),
-            bubble_span=0.005 * (rank + value),
+            bubble_makespan=0.0008 * (rank + value),
+            bubble_span=0.0004 * (rank + value),
             **fields,
         )
         yield {"schedule": schedule, axis: value}, [made]

@@ -64,11 +64,10 @@ def test_gains_count_what_fits_once_and_losses_as_wins(full_experiments: Experim
 
 def test_a_thousand_devices_are_told_by_schedule_and_number(full_experiments: Experiments) -> None:
     data = thousand_devices.numbers(full_experiments).set_index(["schedule", "num_devices"])
-    assert data.loc[("1f1b", 256), "bubble"] == pytest.approx(
-        1 + 256
-    )  # as the records were made up: % per place, device
-    assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.5 * 64)
-    assert "1F1B idles 9.0 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
+    # As the records were made up: so much for a place in the list and for a device.
+    assert data.loc[("1f1b", 256), "bubble"] == pytest.approx(0.08 * (1 + 256))
+    assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.04 * 64)
+    assert "1F1B idles 0.7 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
     rows = full_experiments.cells("thousand_devices_v")
     lost = replaced(full_experiments, "thousand_devices_v", rows[rows["schedule"] != "zb_v"])
     with pytest.raises(MissingRuns, match="experiment=thousand_devices_v"):

@@ -15,7 +15,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.passes.lower import split_backward
 from rpbench.registry import entries, entry
-from rpbench.sim import batch
+from rpbench.sim import batch, kernels
 from rpbench.sim.batch import PlanBatch, stage_sums
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
@@ -86,7 +86,7 @@ def test_the_plain_kernel_gives_the_same_bits_as_the_compiled_one(case):
     graph, times, partitions, ahead = case
     compiled = together(graph, times, partitions, **ahead)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "compiled", lambda kernel: kernel)
+        patch.setattr(kernels, "compiled", lambda kernel: kernel)
         plain = together(graph, times, partitions, **ahead)
     assert plain.tolist() == compiled.tolist()
 
