@@ -81,14 +81,17 @@ class PlanBatch:
         ]
         return np.concatenate([np.empty(0), *found])
 
-    def linear(self, kept: Ints) -> "LinearTimes":
+    def linear(self, kept: Ints, num_forward: int = 0) -> "LinearTimes":
         """Times as linear functions of the layers of each stage, all layers taken as equal.
 
         Args:
             kept: (stages,): 1 where a stage recomputes nothing, 0 where it recomputes all layers.
+            num_forward: of stages that are forward stages alone, and come first; the others are backward stages. 0: all
+                are both.
         """
         layers = np.vstack([np.zeros_like(kept), np.eye(len(kept), dtype=np.int64)])
-        pre, main = self._tables(layers, layers, layers * kept, self._times.of_equal_layers())
+        forward, backward = (layers[:, :num_forward], layers[:, num_forward:]) if num_forward else (layers, layers)
+        pre, main = self._tables(forward, backward, backward * kept[num_forward:], self._times.of_equal_layers())
         return LinearTimes(self._edges, pre[:, 0], main[:, 0], pre[:, 1:] - pre[:, :1], main[:, 1:] - main[:, :1])
 
     def _block(self, forward: Ints, backward: Ints, keeps: Ints) -> Floats:

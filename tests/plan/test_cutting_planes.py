@@ -63,7 +63,7 @@ def test_rounded_cuts_are_near_the_best_of_all(name, head):
     assert len(every) == 220
     batch = batch_of(problem)
     best = batch.makespans(np.array(every), np.array(every)).min()
-    found, _ = level_cuts(batch.linear(np.zeros(4, int)), 9, every[0])
+    found, _ = level_cuts(batch.linear(np.zeros(4, int)), every[0], np.zeros(4, int))
     assert (found.sum(axis=1) == 9).all()
     assert batch.makespans(found, found).min() <= best * 1.06
 
@@ -79,15 +79,29 @@ def test_a_climb_finds_a_cut_that_single_moves_do_not_lead_to(monkeypatch):
         return climb.best_score
 
     found = best()
-    monkeypatch.setattr(Climb, "_add_level_cuts", lambda self: None)
+    monkeypatch.setattr(Climb, "level", lambda self: None)
     assert found < 0.95 * best()
+
+
+@pytest.mark.parametrize("counts", [(3, 6), (8, 6), (7, 7)])
+def test_directions_that_are_cut_apart_are_level_too(counts):
+    problem = looped("roundpipe", num_ranks=6, chunks=2, num_layers=28, head=5.0, num_microbatches=18)
+    seeds = plain_partitions(problem, counts)
+    climb = Climb(problem, seeds, Tally())
+    plain = climb.best_score
+    climb.level()
+    level = climb.best_score
+    climb.best.check_layers(28)
+    climb.run(8_000_000)
+    assert climb.best_score <= level <= 1.02 * climb.best_score
+    assert level < 0.99 * plain
 
 
 def test_plain_and_compiled_agree(monkeypatch):
     problem = looped("interleaved_1f1b", num_ranks=3, chunks=2, num_layers=11, head=2.5, num_microbatches=6)
     batch, start = batch_of(problem), np.array([2, 2, 2, 2, 2, 1])
-    quick = level_cuts(batch.linear(np.zeros(6, int)), 11, start)
+    quick = level_cuts(batch.linear(np.zeros(6, int)), start, np.zeros(6, int))
     monkeypatch.setattr("rpbench.sim.kernels.compiled", lambda kernel, *_, **__: kernel)
-    plain = level_cuts(batch.linear(np.zeros(6, int)), 11, start)
+    plain = level_cuts(batch.linear(np.zeros(6, int)), start, np.zeros(6, int))
     assert (quick[0] == plain[0]).all()
     assert quick[1] == plain[1]

@@ -241,8 +241,8 @@ def test_microbatches_that_devices_share_evenly_have_sizes_of_their_own():
 def test_a_step_of_a_device_that_runs_all_stages_is_its_part_of_the_microbatches():
     """Six layers of 1, 1 and 2 and a head of 2 + 4, for 8 microbatches on 2 devices."""
     problem = small("1f1b", uniform(6, head=2.0), 2, num_microbatches=8)
-    assert _turn(problem, runs_again=True) == (6 * 4 + 6) * 8 / 2
-    assert _turn(problem, runs_again=False) == (6 * 3 + 6) * 8 / 2
+    assert _turn(problem, 6) == (6 * 4 + 6) * 8 / 2
+    assert _turn(problem, 0) == (6 * 3 + 6) * 8 / 2
 
 
 def test_a_stage_keeps_as_many_of_its_layers_as_its_bytes_allow():

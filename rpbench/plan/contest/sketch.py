@@ -23,17 +23,15 @@ Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
 WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
 CUTS = 2  # cuts of a setting worth timing
-# If the numbers of stages are open: pairs (forward, backward stages) whose plain cuts are timed, pairs climbed from to
-# the end (several, because transfers decide between them), and actions of the sketch's budget per pair tried.
-PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+# If the numbers of stages are open: pairs (forward, backward stages) whose cuts are timed; how many are climbed from to
+# the end, beginning with plain cuts and in all, because transfers decide between them; and actions of the sketch's
+# budget per pair tried.
+PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, (3, 5), 8_000
 ACTIONS_BESIDE = 200_000  # for near numbers of stages
 # The same with a time limit, and actions of each sketch: there are few, so each has to find a good pair.
-PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, 2, 6_000_000
-# The same for a posed problem, where no other dimension is open; pairs beyond the first climbs only within half of the
-# work.
-PAIRS_POSED, CLOSELY_POSED = 160, 4
-# In these two cases, most pairs that climb a little before they are dropped, and the part of the work of each.
-FIRST_CLIMBS, A_LITTLE = 40, 8
+PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, (3, 5), 3_000_000
+# The same for a posed problem, where no other dimension is open; pairs only within half of the work.
+PAIRS_POSED, CLOSELY_POSED = 160, (4, 8)
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
@@ -204,7 +202,7 @@ class Sketcher:
         problem = posed(self.contender, setting, self.terms, 1)
         counts, order = self._first_order(setting, problem)
         if self._is_level(order.placement):
-            pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
+            pace = self._pace(problem, _turn(problem, problem.num_layers if setting.recompute == "all" else 0))
             even = plain_partitions(problem, counts)[0], self._even_in_bytes(setting, counts[0])
             return Sketch((*even, *self._starts(counts)), pace, True)
         overlaps = self.overlaps(setting)
@@ -222,6 +220,8 @@ class Sketcher:
             fewer = replace(problem, num_steps=problem.num_steps - 1)  # without the fill, which counts if posed
             order_of_fewer = self._order(setting, fewer, climbs[0].counts)
             step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
+            again = climbs[0].best.num_layers - climbs[0].best.num_layers_fused
+            step = max(step, _turn(problem, again if setting.recompute == "all" else 0))
         else:
             step /= problem.num_steps
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
@@ -266,7 +266,7 @@ class Sketcher:
         most = PAIRS if self.terms.problem is None else PAIRS_POSED
         if self._is_over is not None:
             most = PAIRS_IN_TIME
-        return max(CLOSELY, min(most, self.work // ACTIONS_A_PAIR))
+        return max(CLOSELY[1], min(most, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
         """The order of a setting's cuts; recomputation changes it only where it follows from times."""
@@ -285,7 +285,7 @@ class Sketcher:
         given = [_counts(cut) for cut in self.terms.starts] if problem.entry.separate_cuts else []
         for counts in dict.fromkeys([first, *given, *others]):
             cuts = [*self._starts(counts), *plain_partitions(problem, counts)]
-            if len(climbs) >= FIRST_CLIMBS and self.tally.work > half:
+            if climbs and self.tally.work > half:
                 break
             if cuts and not (climbs and self._time_is_over()):
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
@@ -308,20 +308,23 @@ class Sketcher:
     def _narrowed(self, climbs: list[Climb]) -> list[Climb]:
         """Few of the climbs, run to their end, best first.
 
-        A plain cut says little about the best one with as many stages. So where a sketch has to find the pair alone,
-        pairs climb a little before they are dropped; else other settings bring other pairs, and timelines choose.
+        The level cuts of a pair say how much computation allows, and plain cuts, whose stages are alike, hide their
+        transfers better, which no sketch counts. So some climbs begin with these and some with those.
         """
-        closely = CLOSELY if self.terms.problem is None else CLOSELY_POSED
-        if self._is_over is not None:
-            closely = CLOSELY_IN_TIME
-        alone = self.terms.problem is not None or self._is_over is not None
-        rounds = [(FIRST_CLIMBS, self.work // A_LITTLE)] if alone and len(climbs) > closely else []
-        for most, work in [*rounds, (closely, self.work // min(closely, len(climbs)))]:
-            climbs = sorted(climbs, key=lambda climb: climb.best_score)[:most]
-            for climb in climbs:
+        if len(climbs) > 1:
+            plainly, closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
+            if self.terms.problem is not None:
+                plainly, closely = CLOSELY_POSED
+            climbs = sorted(climbs, key=lambda climb: climb.best_score)
+            others = climbs[plainly:]
+            for climb in others:
                 if not self._time_is_over():
-                    climb.run(work)
-        return climbs
+                    climb.level()
+            climbs = [*climbs[:plainly], *sorted(others, key=lambda climb: climb.best_score)[: closely - plainly]]
+        for climb in climbs:
+            if not self._time_is_over():
+                climb.run(self.work // len(climbs))
+        return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
         """The best plain cut under its own order, if one fits; another cut's order may make it seem slow or large."""
@@ -383,8 +386,9 @@ def _sketched(setting: Setting) -> Setting:
     return setting.changed("prefetch", 1)
 
 
-def _turn(problem: Problem, *, runs_again: bool) -> float:
-    """Step time, in the unit of the times, of devices that each run all stages of their own microbatches."""
-    times = problem.times
-    layers = sum(times.forward) + runs_again * sum(times.recompute) + sum(times.backward)
-    return float(layers + times.head_forward + times.head_backward) * problem.num_microbatches / problem.num_ranks
+def _turn(problem: Problem, num_again: int) -> float:
+    """Step time, in the unit of the times, if no device ever waited and so many layers recompute."""
+    times, num_layers = problem.times, problem.num_layers
+    layers = sum(times.forward) + sum(times.recompute) * num_again / num_layers + sum(times.backward)
+    all_work = float(layers + times.head_forward + times.head_backward) * problem.num_microbatches
+    return all_work * (1 - float(times.overlap_gain) / 2) / (float(sum(times.speeds)) or problem.num_ranks)
