@@ -30,8 +30,10 @@ PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, (3, 5), 8_000
 ACTIONS_BESIDE = 200_000  # for near numbers of stages
 # The same with a time limit, and actions of each sketch: there are few, so each has to find a good pair.
 PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, (3, 5), 3_000_000
-# The same for a posed problem, where no other dimension is open; pairs only within half of the work.
-PAIRS_POSED, CLOSELY_POSED = 160, (4, 8)
+# The same for a posed problem, where no other dimension is open; pairs beyond the first climbs only within half of the
+# work. Most pairs that climb a little before they are dropped, and the part of the work of each.
+PAIRS_POSED, CLOSELY_POSED = 160, 4
+FIRST_CLIMBS, A_LITTLE = 40, 8
 # If orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
@@ -285,7 +287,7 @@ class Sketcher:
         given = [_counts(cut) for cut in self.terms.starts] if problem.entry.separate_cuts else []
         for counts in dict.fromkeys([first, *given, *others]):
             cuts = [*self._starts(counts), *plain_partitions(problem, counts)]
-            if climbs and self.tally.work > half:
+            if len(climbs) >= FIRST_CLIMBS and self.tally.work > half:
                 break
             if cuts and not (climbs and self._time_is_over()):
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
@@ -309,21 +311,25 @@ class Sketcher:
         """Few of the climbs, run to their end, best first.
 
         The level cuts of a pair say how much computation allows, and plain cuts, whose stages are alike, hide their
-        transfers better, which no sketch counts. So some climbs begin with these and some with those.
+        transfers better, which no sketch counts. So some climbs begin with these and some with those. For a posed
+        problem there is time to climb a little from every good pair instead.
         """
-        if len(climbs) > 1:
+        posed_rounds = [(FIRST_CLIMBS, self.work // A_LITTLE)] if len(climbs) > CLOSELY_POSED else []
+        rounds = [*posed_rounds, (CLOSELY_POSED, self.work // min(CLOSELY_POSED, len(climbs)))]
+        if self.terms.problem is None:
             plainly, closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
-            if self.terms.problem is not None:
-                plainly, closely = CLOSELY_POSED
             climbs = sorted(climbs, key=lambda climb: climb.best_score)
-            others = climbs[plainly:]
+            plain, others = climbs[:plainly], climbs[plainly:]
             for climb in others:
                 if not self._time_is_over():
                     climb.level()
-            climbs = [*climbs[:plainly], *sorted(others, key=lambda climb: climb.best_score)[: closely - plainly]]
-        for climb in climbs:
-            if not self._time_is_over():
-                climb.run(self.work // len(climbs))
+            climbs = plain + sorted(others, key=lambda climb: climb.best_score)[: closely - plainly]
+            rounds = [(closely, self.work // len(climbs))]
+        for most, work in rounds:
+            climbs = sorted(climbs, key=lambda climb: climb.best_score)[:most]
+            for climb in climbs:
+                if not self._time_is_over():
+                    climb.run(work)
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
