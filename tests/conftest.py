@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from analysis.verbs import VERBS
 from rpbench.cli import COLLECT_AFTER, dispatch, register
+from rpbench.commands.advising import advise, advise_around
 from tests.chromium import browser
 
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
@@ -39,6 +40,12 @@ def pytest_configure():
     gc.set_threshold(COLLECT_AFTER)
 
 
+def pytest_unconfigure():
+    """What lives to the end is looked through once, and not again in each of the rounds of pytest and Python."""
+    gc.collect()
+    gc.freeze()
+
+
 class FilesAndExhibits(LoadScopeScheduling):
     """A file's tests on one worker, and all of `tests/analysis` together: records and exhibits are made once."""
 
@@ -50,6 +57,15 @@ class FilesAndExhibits(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return FilesAndExhibits(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_process_an_advice():
+    """The second core is the other worker's; `tests/advice` holds two processes to the answer of one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advise, "usable_cores", lambda: 1)
+        patch.setattr(advise_around, "usable_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture

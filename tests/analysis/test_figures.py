@@ -141,13 +141,14 @@ def test_texts_stay_on_the_page_and_apart(made: dict[str, Exhibit], name: str) -
 def test_a_phone_gets_the_panels_below_one_another(made: dict[str, Exhibit], name: str) -> None:
     draw = made[name].draw
     assert draw is not None
-    figure, wide = draw(), draw()
+    figure = draw()
+    columns = {axes.get_subplotspec().colspan.start for axes in figure.axes if axes.get_subplotspec()}
+    number, width = len(figure.axes), figure.get_size_inches()[0]
     if not stacked(figure):
-        columns = {axes.get_subplotspec().colspan.start for axes in wide.axes if axes.get_subplotspec()}
-        assert len(columns) == 1 or len(wide.axes) > 12
+        assert len(columns) == 1 or number > 12
         return
-    assert len(figure.axes) == len(wide.axes)
-    assert figure.get_size_inches()[0] == WIDTH_INCHES < wide.get_size_inches()[0]
+    assert len(figure.axes) == number
+    assert figure.get_size_inches()[0] == WIDTH_INCHES < width
     check_texts(figure)
     tops = [axes.get_window_extent().y1 for axes in figure.axes]
     assert len(set(tops)) == len(tops)

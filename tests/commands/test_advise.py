@@ -13,6 +13,7 @@ from rpbench.advice.levers import LINKS
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
+from rpbench.commands.advising import advise
 from rpbench.commands.advising.advise import advise_on
 from rpbench.commands.advising.advise_questions import spelled_machine, spelled_model
 from rpbench.config.loading import load
@@ -76,7 +77,8 @@ def test_several_nodes_are_a_machine_of_nodes():
     assert (nodes.num_nodes, nodes.node_devices, nodes.inter_bytes_per_s) == (4, 8, 50e9)
 
 
-def test_advice_is_json_on_stdout_and_a_table_on_stderr(capsys):
+def test_advice_is_json_on_stdout_and_a_table_on_stderr(capsys, monkeypatch):
+    monkeypatch.setattr(advise, "usable_cores", lambda: 2)
     assert dispatch(("advise", *SMALL, "gpu=l40s", "num_devices=2")) == 0
     out, err = capsys.readouterr()
     answer = json.loads(out.splitlines()[-1])

@@ -1,6 +1,7 @@
 """Restart under another schedule, other stages, devices and cuts: every bit is that of training that does not stop."""
 
 import random
+from functools import cache
 
 import pytest
 from cases import build
@@ -52,6 +53,7 @@ def sums_in_order(schedule: Schedule) -> bool:
     return all(len(groups) == 1 and groups[0] == tuple(sorted(groups[0])) for groups in training.groups.values())
 
 
+@cache
 def pairs() -> list[tuple[object, object]]:
     """Twenty pairs of schedules that differ in name, stages, devices or cut."""
     chance, found = random.Random("restart"), []
