@@ -156,34 +156,23 @@ class Climb:
         return bool((self._footprint.fitting(row, row, self._memory.limit_bytes) == row).all())
 
     def run(self, work: int, patience: int = PATIENCE) -> None:
-        """Search until `work` more is done, or `patience` moves in a row bring no better plan.
-
-        With several stages on a device, level cuts join after half of the work.
-        """
+        """Search until `work` more is done, or `patience` moves in a row bring no better plan."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
-            if not self._separate and self.counts[0] > self._num_ranks:
-                self._go_on(self._moves, work // 2, patience)
-                self.level()
-                work -= work // 2
-        self._go_on(self._moves, work, patience)
-
-    def _go_on(self, moves: Ints, work: int, patience: int) -> None:
         until, tried, improved_at = self._tally.work + work, 0, 0
         while self._open and self._tally.work < until and tried < improved_at + patience:
             groups: list[Ints] = []
             while self._open and len(groups) < GROUP and sum(map(len, groups)) < CHUNK:
-                neighbours = self._next_neighbours(moves)
+                neighbours = self._next_neighbours(self._moves)
                 tried += len(neighbours)
                 groups.append(self._fresh(neighbours[(neighbours >= self._least).all(axis=1)]))
             if self._add(np.concatenate(groups)):
                 improved_at = tried
 
     def level(self) -> None:
-        """Score the cuts that cutting planes find, where one move of a layer alone would gain nothing.
-
-        `run` does so itself, unless both directions are cut apart: there transfers may make other cuts better.
-        """
+        """Score the cuts that cutting planes find, which are as good as a long climb; nothing with a stage a device."""
+        if not self._separate and self.counts[0] <= self._num_ranks:
+            return
         start, num_forward = self._plans[self._best], self.counts[0] if self._separate else 0
         last = np.arange(len(start)) == len(start) - 1
         kept = np.ones_like(start) if self._fitting else (last & self._keeps_last).astype(np.int64)

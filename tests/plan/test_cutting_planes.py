@@ -75,6 +75,7 @@ def test_a_climb_finds_a_cut_that_single_moves_do_not_lead_to(monkeypatch):
 
     def best() -> float:
         climb = Climb(problem, seeds, Tally())
+        climb.level()
         climb.run(200_000)
         return climb.best_score
 

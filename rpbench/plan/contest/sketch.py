@@ -23,13 +23,13 @@ Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
 
 WORTH = 0.06  # fraction by which a plan, or a sketch, may be slower than the best to be worth more work
 CUTS = 2  # cuts of a setting worth timing
-# If the numbers of stages are open: pairs (forward, backward stages) whose cuts are timed; how many are climbed from to
-# the end, beginning with plain cuts and in all, because transfers decide between them; and actions of the sketch's
-# budget per pair tried.
-PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, (3, 5), 8_000
+# If the numbers of stages are open: pairs (forward, backward stages) whose plain cuts are timed, pairs climbed from to
+# the end (several, because transfers decide between them), and actions of the sketch's budget per pair tried.
+PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 ACTIONS_BESIDE = 200_000  # for near numbers of stages
-# The same with a time limit, and actions of each sketch: there are few, so each has to find a good pair.
-PAIRS_IN_TIME, CLOSELY_IN_TIME, ACTIONS_IN_TIME = 12, (3, 5), 3_000_000
+# The same with a time limit; how many of these begin with plain cuts, and actions of each sketch: there are few, so
+# each has to find a good pair.
+PAIRS_IN_TIME, CLOSELY_IN_TIME, PLAINLY_IN_TIME, ACTIONS_IN_TIME = 12, 5, 3, 3_000_000
 # The same for a posed problem, where no other dimension is open; pairs beyond the first climbs only within half of the
 # work. Most pairs that climb a little before they are dropped, and the part of the work of each.
 PAIRS_POSED, CLOSELY_POSED = 160, 4
@@ -223,7 +223,8 @@ class Sketcher:
             order_of_fewer = self._order(setting, fewer, climbs[0].counts)
             step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
             again = climbs[0].best.num_layers - climbs[0].best.num_layers_fused
-            step = max(step, _turn(problem, again if setting.recompute == "all" else 0))
+            if self._is_over is not None:  # then sketches alone choose between microbatch sizes
+                step = max(step, _turn(problem, again if setting.recompute == "all" else 0))
         else:
             step /= problem.num_steps
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
@@ -268,7 +269,7 @@ class Sketcher:
         most = PAIRS if self.terms.problem is None else PAIRS_POSED
         if self._is_over is not None:
             most = PAIRS_IN_TIME
-        return max(CLOSELY[1], min(most, self.work // ACTIONS_A_PAIR))
+        return max(CLOSELY, min(most, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
         """The order of a setting's cuts; recomputation changes it only where it follows from times."""
@@ -296,11 +297,13 @@ class Sketcher:
         if fitting and not self._time_is_over() and not climbs[0].keeps_everything:
             starts = self.of(setting.changed("recompute", "none")).cuts
             climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
-            climbs[-1].run(self.work)
+            self._narrowed(climbs[-1:])
             climbs.sort(key=lambda climb: climb.best_score)
         if problem.entry.needs_costs and not problem.entry.separate_cuts and not self._time_is_over():
             # Climb again with the order of the best cut.
             again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
+            if self._is_over is not None:
+                again.level()
             again.run(self.work, PATIENCE if self.terms.problem is None else PATIENCE_POSED)
             climbs.append(again)
             if self.terms.problem is None:
@@ -310,26 +313,37 @@ class Sketcher:
     def _narrowed(self, climbs: list[Climb]) -> list[Climb]:
         """Few of the climbs, run to their end, best first.
 
-        The level cuts of a pair say how much computation allows, and plain cuts, whose stages are alike, hide their
-        transfers better, which no sketch counts. So some climbs begin with these and some with those. For a posed
-        problem there is time to climb a little from every good pair instead.
+        A plain cut says little about the best one with as many stages. So for a posed problem pairs climb a little
+        before they are dropped; else other settings bring other pairs, and timelines choose.
         """
-        posed_rounds = [(FIRST_CLIMBS, self.work // A_LITTLE)] if len(climbs) > CLOSELY_POSED else []
-        rounds = [*posed_rounds, (CLOSELY_POSED, self.work // min(CLOSELY_POSED, len(climbs)))]
-        if self.terms.problem is None:
-            plainly, closely = CLOSELY if self._is_over is None else CLOSELY_IN_TIME
-            climbs = sorted(climbs, key=lambda climb: climb.best_score)
-            plain, others = climbs[:plainly], climbs[plainly:]
-            for climb in others:
-                if not self._time_is_over():
-                    climb.level()
-            climbs = plain + sorted(others, key=lambda climb: climb.best_score)[: closely - plainly]
-            rounds = [(closely, self.work // len(climbs))]
-        for most, work in rounds:
+        if self._is_over is not None:
+            return self._in_time(climbs)
+        closely, rounds = CLOSELY, list[tuple[int, int]]()
+        if self.terms.problem is not None:
+            closely = CLOSELY_POSED
+            rounds = [(FIRST_CLIMBS, self.work // A_LITTLE)] if len(climbs) > closely else []
+        for most, work in [*rounds, (closely, self.work // min(closely, len(climbs)))]:
             climbs = sorted(climbs, key=lambda climb: climb.best_score)[:most]
             for climb in climbs:
-                if not self._time_is_over():
-                    climb.run(work)
+                climb.run(work)
+        return climbs
+
+    def _in_time(self, climbs: list[Climb]) -> list[Climb]:
+        """The same with a time limit, where level cuts stand for long climbs (`rpbench.plan.cutting_planes`).
+
+        They say how much computation allows; plain cuts, whose stages are alike, hide their transfers better, which no
+        sketch counts. So of several pairs some begin with these and some with those.
+        """
+        climbs = sorted(climbs, key=lambda climb: climb.best_score)
+        plain = climbs[:PLAINLY_IN_TIME] if len(climbs) > 1 else []
+        others = climbs[len(plain) :]
+        for climb in others:
+            if not self._time_is_over():
+                climb.level()
+        climbs = plain + sorted(others, key=lambda climb: climb.best_score)[: CLOSELY_IN_TIME - len(plain)]
+        for climb in climbs:
+            if not self._time_is_over():
+                climb.run(self.work // len(climbs))
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
