@@ -29,7 +29,7 @@ def level_cuts(times: LinearTimes, start: Ints, least: Ints, num_forward: int = 
 
     Args:
         start: layers of each stage of the first cut.
-        least: the fewest layers of each stage, none of which a rounded cut may keep to exactly.
+        least: the fewest layers of each stage; a rounded cut may have one layer less than that.
         num_forward: as in `PlanBatch.linear`; if directions are cut apart, the last stage is of both.
     """
     parts = [slice(0, num_forward), slice(num_forward, -1)] if num_forward else [slice(0, len(start))]

@@ -53,8 +53,19 @@ class MachineStream(torch.Stream):
     def wait_stream(self, stream: "MachineStream") -> None:  # type: ignore[override]  # likewise
         now().note(issued.WaitsForStream, self.timeline, stream.timeline)
 
+    def record_event(self, event: "MachineEvent | None" = None) -> "MachineEvent":  # type: ignore[override]
+        event = MachineEvent() if event is None else event
+        event.record(self)
+        return event
+
     def synchronize(self) -> None:
         now().note(issued.Synchronised, (self.timeline,))
+
+    def query(self) -> bool:
+        return False
+
+    def is_capturing(self) -> bool:
+        return False
 
     def __enter__(self) -> Self:
         local = now().local
@@ -87,8 +98,14 @@ class MachineEvent:
         self._at_s = time.perf_counter()
         now().note(issued.Recorded, (stream or current_stream(now())).timeline, self.number)
 
+    def wait(self, stream: MachineStream | None = None) -> None:
+        (stream or current_stream(now())).wait_event(self)
+
     def synchronize(self) -> None:
         now().note(issued.SynchronisedEvent, self.number)
+
+    def query(self) -> bool:
+        return False
 
     def elapsed_time(self, end: "MachineEvent") -> float:
         now().note(issued.Timed, (self.number, end.number))
