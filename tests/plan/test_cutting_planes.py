@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import random_problems
 
@@ -34,8 +34,7 @@ def batch_of(problem: Problem) -> PlanBatch:
 @settings(deadline=None, max_examples=60)
 @given(problem=random_problems(), data=st.data())
 def test_a_longest_path_bounds_every_other_cut(problem, data):
-    if problem.entry.separate_cuts or problem.times.speeds or problem.times.overlap_gain:
-        return
+    assume(not (problem.entry.separate_cuts or problem.times.speeds or problem.times.overlap_gain))
     num, layers = problem.num_bound_stages, problem.num_layers
     batch = PlanBatch(
         build_graph(problem.schedule(num, num)), problem.times.of_equal_layers(), fused_ahead=problem.fused_ahead

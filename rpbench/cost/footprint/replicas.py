@@ -84,7 +84,7 @@ def host_bytes(
         stages = StageBytes(schedule.partition, of_schedule, keeps)
         each = [int(stages.of(Payload("A", number, True, Fraction(1), "d2h"))) for number in numbers]
         hosted = (analysis or Analysis(schedule)).hosted_levels
-        found = sum(int((np.array(sorted(levels)) @ each).max()) for levels in hosted)
+        found = sum(int((np.array(list(levels)) @ each).max()) for levels in hosted)
     if not schedule.on_ssd:
         return found
     in_transfer = max(_on_ssd(layer, schedule.on_ssd) for layer in of_schedule.every)

@@ -222,9 +222,8 @@ class Sketcher:
             fewer = replace(problem, num_steps=problem.num_steps - 1)  # without the fill, which counts if posed
             order_of_fewer = self._order(setting, fewer, climbs[0].counts)
             step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
-            again = climbs[0].best.num_layers - climbs[0].best.num_layers_fused
-            if self._is_over is not None:  # then sketches alone choose between microbatch sizes
-                step = max(step, _turn(problem, again if setting.recompute == "all" else 0))
+            again = climbs[0].best.num_layers - climbs[0].best.num_layers_fused if setting.recompute == "all" else 0
+            step = max(step, _turn(problem, again))  # the difference says too little where filling is long
         else:
             step /= problem.num_steps
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=has_transfers(order))
@@ -335,7 +334,7 @@ class Sketcher:
         sketch counts. So of several pairs some begin with these and some with those.
         """
         climbs = sorted(climbs, key=lambda climb: climb.best_score)
-        plain = climbs[:PLAINLY_IN_TIME] if len(climbs) > 1 else []
+        plain = climbs[: min(PLAINLY_IN_TIME, len(climbs) // 2)]
         others = climbs[len(plain) :]
         for climb in others:
             if not self._time_is_over():
