@@ -17,6 +17,7 @@ from rpbench.commands.advising.advise import advise_on, plan_meshes
 from rpbench.commands.advising.advise_meshes import NO_MESH, advise_nodes, levers_of_mesh
 from rpbench.commands.advising.advise_table import label
 from rpbench.cost.hardware.machine import machine
+from rpbench.ir.partition import divisors
 from rpbench.mesh.exact import exact
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
@@ -174,6 +175,20 @@ def test_a_better_machine_brings_an_order_without_a_closed_form_what_it_brings_i
     assert levers["links inside nodes twice as fast"]["tokens_per_s"] >= first.job.tokens / step_s
     assert levers["twice the device memory"]["tokens_per_s"] >= 8 * first.tokens_per_s_per_device
     assert min(lever["gain"] for lever in levers.values()) >= 0
+
+
+def test_an_order_without_a_closed_form_gets_a_microbatch_of_its_own():
+    """Of one sequence on the mesh of another order; larger ones are tried as long as they are faster."""
+    own, on = replace(architecture("llama3_8b"), num_layers=8), machine("dgx_h100").with_devices(8)
+    asked = Question(own, on, software("megatron_core"), 2048, 32)
+    found = Candidates(asked, Space(schedules=("zb_h1",), sequences=(1,), shared=("none",))).best_of_each()
+    (first,) = in_other_orders(found, ["zb_v"])
+    sequences, tried = first.job.sequences * first.job.num_microbatches, dict[int, float]()
+    for size in divisors(sequences)[:-2]:
+        job = replace(first.job, sequences=size, num_microbatches=sequences // size)
+        tried[size] = sum(exact(job)[1].values())
+    assert {each.job.sequences for each in found} == {1}
+    assert min(tried, key=lambda size: tried[size]) == first.job.sequences > 1
 
 
 def test_orders_without_a_closed_form_are_run_by_their_commands(over_nodes, rpbench):

@@ -11,10 +11,10 @@ from itertools import islice
 
 import numpy as np
 
-from rpbench.ir.partition import filled, symmetric
+from rpbench.ir.partition import divisors, filled, symmetric
 from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
-from rpbench.mesh.layout import SHARDED
+from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import Bytes, Fullest, fitted, fullest
 from rpbench.mesh.plan_search.closed_forms import DOUBTED, Question, fastest_first, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Ints, Space
@@ -137,18 +137,37 @@ def in_other_orders(
 ) -> list[Prediction]:
     """The fastest plan that is asked for of each of these orders, which have no closed form.
 
-    They are tried on the meshes of the `MESHES` fastest pipelines, with their microbatches and recomputation.
+    They are tried on the meshes of the `MESHES` fastest pipelines, with their microbatches and recomputation; then the
+    best one with near sizes of a microbatch, as long as these are faster.
     """
-    jobs = dict[tuple[object, ...], Job]()
+    jobs = dict[tuple[Mesh, int], Job]()
     for each in sorted(found, key=lambda each: each.step_time_s):
         if each.job.mesh.pipeline > 1:
             jobs.setdefault((each.job.mesh, each.job.sequences), each.job)
     best = list[Prediction]()
     for name in names:
-        every = (each for job in [*jobs.values()][:MESHES] for each in _in_order(job, name))
-        tried = [each for each in every if is_asked(each.job)]
-        best += sorted(tried, key=lambda each: each.step_time_s)[:1]
+        tried, left = set[tuple[Mesh, int]](), [*jobs.values()][:MESHES]
+        fastest: Prediction | None = None
+        while left:
+            tried |= {(job.mesh, job.sequences) for job in left}
+            every = (each for job in left for each in _in_order(job, name) if is_asked(each.job))
+            before, fastest = (
+                fastest,
+                min(filter(None, (fastest, *every)), key=lambda each: each.step_time_s, default=None),
+            )
+            near = _of_near_sizes(fastest.job) if fastest is not None and fastest is not before else ()
+            left = [job for job in near if (job.mesh, job.sequences) not in tried]
+        best += [fastest] if fastest is not None else []
     return best
+
+
+def _of_near_sizes(job: Job) -> Iterator[Job]:
+    """The job with the next smaller and the next larger microbatch that divides its replica's sequences."""
+    sequences = job.sequences * job.num_microbatches
+    sizes = divisors(sequences)
+    place = sizes.index(job.sequences)
+    for size in (*sizes[max(0, place - 1) : place], *sizes[place + 1 : place + 2]):
+        yield replace(job, sequences=size, num_microbatches=sequences // size)
 
 
 def _in_order(job: Job, name: str) -> Iterator[Prediction]:
