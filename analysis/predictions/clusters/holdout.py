@@ -1,7 +1,4 @@
-"""Hold-outs: every given row predicted by fits without its model, size of machine or part of its source.
-
-`python -m analysis.predictions.clusters holdout` writes `clusters_holdout.csv`.
-"""
+"""Hold-outs: every given row predicted by fits without its model, size of machine or part of its source."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

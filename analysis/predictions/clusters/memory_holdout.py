@@ -1,8 +1,6 @@
 """Hold-outs of memory: every given row predicted by fits without its model, size, machine or length.
 
-`python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`, a row for each given run with printed
-memory, and the table of `docs/predictions.md`. The fit is that of `analysis.predictions.clusters.fit`, of `TRAITS` and
-bytes.
+The fit is that of `analysis.predictions.clusters.fit`, of `TRAITS` and bytes, for given runs with printed memory.
 
 Choices made by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores, bytes
 of summed gradients) are not made again without a group, so these errors are a lower bound.
