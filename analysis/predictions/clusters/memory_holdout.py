@@ -71,14 +71,13 @@ def _traits(names: Sequence[str], theta: Floats) -> Traits:
 FILE = tables.FOLDER / "clusters_memory.csv"
 PAGE = tables.FOLDER.parents[1] / "docs" / "predictions.md"
 
-_GROUPS = {
+AXES = {
     "model": of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}"),
     "length": length,
     "mesh": of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}"),
     "machine": of_job(lambda job: job.machine.device.name),
     "row": lambda case: case.id,
 }
-AXES = {name: Axis(name, group) for name, group in _GROUPS.items()}
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Part:
 
 
 PARTS = tuple(
-    Part(**row | {"traits": tuple(row["traits"]), "axes": tuple(map(AXES.__getitem__, row["axes"]))})
+    Part(**row | {"traits": tuple(row["traits"]), "axes": tuple((name, AXES[name]) for name in row["axes"])})
     for row in TABLES["parts"]
 )
 
