@@ -162,15 +162,13 @@ def _turned(placed: Placed, at: dict) -> list[Cell]:
     before = levels[levels.index(turn.level) - 1]
     names = (turn.first, turn.second)
     runs = {level: [at[level, model, cluster, name] for name in names] for level in (before, turn.level)}
-    gone = turn.after == inf
-    after = label("the other is out") if gone else ours(100 * turn.after, ".2f", runs[turn.level])
     return [
         label(turn.level),
         label(style.model_name(model)),
         label(_MACHINES.get(cluster, cluster)),
         *(label(style.method_name(name)) for name in names),
         ours(100 * turn.before, ".2f", runs[before]),
-        after,
+        label("the other is out") if turn.after == inf else ours(100 * turn.after, ".2f", runs[turn.level]),
     ]
 
 
