@@ -46,11 +46,9 @@ def summary_text(verdicts: list[Verdict]) -> str:
     A cell is one claim. A statement may have many: the fifteen numbers of one bar, or all runs of an experiment.
     """
     kinds = [kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts) or kind == REPRODUCED]
-    owners = {whose: [verdict for verdict in verdicts if verdict.claim.whose == whose] for whose in WHOSE}
+    owners = grouped(verdicts, lambda verdict: verdict.claim.whose)
     lines = []
-    for whose, own in [*owners.items(), ("all", verdicts)]:
-        if not own and whose != "all":
-            continue
+    for whose, own in [*((each, owners[each]) for each in WHOSE if each in owners), ("all", verdicts)]:
         statements = {verdict.claim.statement_id or verdict.claim.id for verdict in own}
         lines.append([whose, str(len(statements)), *_kinds(tally(own)["all"], kinds), str(len(own))])
     sections = [[name, *_kinds(each, kinds), str(each.total())] for name, each in tally(verdicts).items()]

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibits.style import BUBBLES, method_name, model_name
-from analysis.records.experiments import Experiments
+from analysis.records.experiments import Experiments, Sweep
 from rpbench.yaml_file import read_keys
 
 
@@ -124,9 +124,7 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
     if identity not in DECLARED:
         raise ValueError(f"exhibit {identity}: {TEXTS.name} says nothing of it; add its question, title and caption")
     declared = DECLARED[identity]
-    command = declared.get("command") or "; ".join(
-        f"python -m rpbench -m experiment={name}" for name in declared.get("experiments", ())
-    )
+    command = declared.get("command") or "; ".join(Sweep(name).command for name in declared.get("experiments", ()))
 
     def listing(find: Callable[[Experiments], Shown]) -> Maker:
         @wraps(find)

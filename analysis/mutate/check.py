@@ -113,7 +113,7 @@ def _others(value: Any) -> Iterator[tuple[str, Any]]:
     if _is_number(value):
         scaled = ((f"times {factor:g}", _times(value, factor)) for factor in FACTORS)
         others = [(what, other) for what, other in scaled if _differ(other, value)]
-        yield from others or [("plus 1", _plus_one(value))]  # every multiple of 0 is 0
+        yield from others or [("plus 1", _each(value, lambda number: number + 1))]  # every multiple of 0 is 0
     elif isinstance(value, bool):
         yield "the other way round", not value
     elif isinstance(value, str):
@@ -145,13 +145,11 @@ def _with(row: Record, path: Path, value: Any) -> Record:
 
 
 def _times(value: Any, factor: float) -> Any:
-    if isinstance(value, list):
-        return [_times(item, factor) for item in value]
-    return round(value * factor) if isinstance(value, int) else value * factor
+    return _each(value, lambda number: round(number * factor) if isinstance(number, int) else number * factor)
 
 
-def _plus_one(value: Any) -> Any:
-    return [_plus_one(item) for item in value] if isinstance(value, list) else value + 1
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log
+from operator import attrgetter
 from typing import NamedTuple
 
 from analysis.records.published import A800, OUR_MODELS, PUBLISHED_MODELS, RTX4090, rows
@@ -145,13 +146,10 @@ def explain(cell: Cell) -> Miss | None:
         return None
     assert found.sensitivity is not None
     assert found.terms is not None
-    gap = log(known / found.tokens_per_s)
-    levers = []
-    for name, effect in found.sensitivity.items():
-        if abs(effect) >= LEAST_EFFECT:
-            move = gap / effect
-            levers.append(Lever(name, exp(min(50, move)), abs(move) / found.case.basis.declared[name].within))
-    levers.sort(key=lambda lever: lever.deviations)
+    gap, declared = log(known / found.tokens_per_s), found.case.basis.declared
+    moves = {name: gap / effect for name, effect in found.sensitivity.items() if abs(effect) >= LEAST_EFFECT}
+    levers = [Lever(name, exp(min(50, move)), abs(move) / declared[name].within) for name, move in moves.items()]
+    levers.sort(key=attrgetter("deviations"))
     lacking = found.case.tokens_per_step / known - sum(found.terms.values())
     return Miss(cell, found.tokens_per_s / known - 1, dict(found.terms), lacking, tuple(levers))
 

@@ -1,8 +1,5 @@
 """Predictions made before the measurements were seen, and their outcomes: figures 12, 13, 15 and 16.
 
-    python -m analysis.predictions outcomes            the sealed tables, and the present ones
-    python -m analysis.predictions outcomes --sealed   the sealed tables alone, every cell
-
 `sealed/` has the tables as committed at `SEALED_COMMIT`, before the measurements were seen. Never write there. The
 model behind the present tables was changed afterwards (`README.md` says which cells decided each change), so their
 agreement is not that of a prediction.

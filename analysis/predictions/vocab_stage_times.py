@@ -37,7 +37,7 @@ Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary 
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain, repeat
 from statistics import fmean, median
@@ -167,11 +167,11 @@ class Run(NamedTuple):
 
     id: str
     method: str
-    vocab: int
-    seq: int
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     head: tuple[float, ...]
+    vocab: int
+    seq: int
     num_microbatches: int
     hidden: int
     num_layers: int
@@ -184,13 +184,10 @@ class Run(NamedTuple):
 
 def read_run(row: dict[str, str]) -> Run:
     forward, backward, head = (
-        tuple(float(time) for time in row[f"{name}_us_per_stage"].split())
-        for name in ("forward", "backward", "vocab_pass")
+        tuple(map(float, row[f"{name}_us_per_stage"].split())) for name in ("forward", "backward", "vocab_pass")
     )
-    vocab, seq, num_microbatches, hidden, num_layers = (
-        int(row[name]) for name in ("vocab", "seq", "num_microbatches", "hidden", "layers")
-    )
-    return Run(row["id"], row["method"], vocab, seq, forward, backward, head, num_microbatches, hidden, num_layers)
+    sizes = [int(row[name]) for name in ("vocab", "seq", "num_microbatches", "hidden", "layers")]
+    return Run(row["id"], row["method"], forward, backward, head, *sizes)
 
 
 @cache
@@ -257,15 +254,16 @@ def peak_bytes(run: Run) -> float:
 def rows() -> list[dict[str, str]]:
     overhead = overhead_ms()
     found = []
-    for row in published_rows("challenge/vocab_stage_times.csv"):
-        run = read_run(row)
+    for run in map(read_run, published_rows("challenge/vocab_stage_times.csv")):
         plain, middle, twice = (simulated_ms(run, factor * embedding_us(run)) for factor in (0, 1, 2))
-        ends = middle + overhead, plain + overhead * 2 / 3, 1.02 * twice + 1.5 * overhead
-        names = ("iteration_ms", "iteration_ms_low", "iteration_ms_high")
         found.append(
-            {"id": run.id}
-            | {name: f"{end:.1f}" for name, end in zip(names, ends, strict=True)}
-            | {"peak_memory_bytes": f"{peak_bytes(run):.0f}"}
+            {
+                "id": run.id,
+                "iteration_ms": f"{middle + overhead:.1f}",
+                "iteration_ms_low": f"{plain + overhead * 2 / 3:.1f}",
+                "iteration_ms_high": f"{1.02 * twice + 1.5 * overhead:.1f}",
+                "peak_memory_bytes": f"{peak_bytes(run):.0f}",
+            }
         )
     return found
 
@@ -282,13 +280,8 @@ def known_text() -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> int:
-    if list(arguments) == ["known"]:
+if __name__ == "__main__":
+    if sys.argv[1:] == ["known"]:
         print(known_text())
     else:
         write(FOLDER / "vocab_stage_times.csv", rows())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

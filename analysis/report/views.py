@@ -11,6 +11,7 @@ from typing import Any
 from analysis.claims.claim import NOT_TESTABLE, Verdict
 from analysis.claims.paper.discrepancies import SECTION as DISCREPANCIES
 from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.style import PARTITIONS
 from analysis.records.identity import leaves
 from analysis.records.published import table
 from analysis.records.runs import MODELS, SCHEDULES
@@ -55,15 +56,12 @@ def _anchor(table_path: str) -> str:
     return f"source-{Path(table_path).stem}"
 
 
-_PARTITIONS = ("published", "even", "greedy", "search")
-
-
 def order_of(row: Row) -> tuple[Any, ...]:
     """The sorting key of records: simulations first, then by cut, schedule and model."""
     return (
         row.get("mode") != "simulate",
         row.get("num_steps") or 1,
-        _place(row.get("partition"), _PARTITIONS),
+        _place(row.get("partition"), [*PARTITIONS]),
         _place(row.get("schedule"), SCHEDULES),
         _place(row.get("model"), MODELS),
         row.get("num_microbatches") or 0,

@@ -4,12 +4,12 @@
 reviewed line by line.
 """
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from analysis.predictions import tables
 from analysis.records.published import AsText
 
 FOLDER = Path(__file__).parent
@@ -47,8 +47,4 @@ def held_experiments() -> list[str]:
 
 def read_table(name: str) -> tuple[dict[str, str], ...]:
     """The rows of an expected table, every cell as text; none where there is no such table."""
-    path = FOLDER / f"{name}.csv"
-    if not path.exists():
-        return ()
-    with path.open(newline="", encoding="utf-8") as lines:
-        return tuple(csv.DictReader(lines))
+    return tuple(tables.read(name, FOLDER)) if (FOLDER / f"{name}.csv").exists() else ()

@@ -17,6 +17,7 @@ def claims() -> Iterator[Claim]:
         lambda: ", ".join(sorted(throughput("qwen3_235b_lora"))),
         published=Printed("roundpipe, roundpipe-sync", _FIGURE10),
     )
+    peak = float(next(rows("hardware", item="fp16_peak", applies_to="rtx4090"))["value"])
     for model in PUBLISHED_MODELS:
         for column, value in (
             ("speedup_over_best_baseline", lambda model=model: _speedup_of(model)),
@@ -31,7 +32,7 @@ def claims() -> Iterator[Claim]:
             model=model,
         )
         yield claim("headline/{model}/achieved_tflops_per_gpu", lambda run, m=model: _tflops(m, run), model=model)
-        yield claim("headline/{model}/percent_of_peak", lambda run, m=model: _percent_of_peak(m, run), model=model)
+        yield claim("headline/{model}/percent_of_peak", lambda run, m=model: 100 * _tflops(m, run) / peak, model=model)
         for column, (kind, _, value_of) in _PREDICTIONS.items():
             published = printed("headline", column, model=PUBLISHED_MODELS[model])
             if published is not None:
@@ -74,11 +75,6 @@ def _tflops(model: str, run: Record) -> float:
     """TFLOP/s per GPU, counting three forwards for each token."""
     flops_per_s = throughput(model)["roundpipe"] * 3 * run["forward_flops_per_token"]
     return float(flops_per_s / run["num_devices"] / 1e12)
-
-
-def _percent_of_peak(model: str, run: Record) -> float:
-    peak = next(rows("hardware", item="fp16_peak", applies_to="rtx4090"))
-    return 100 * _tflops(model, run) / float(peak["value"])
 
 
 # --- throughput predicted from simulated bubbles --------------------------------------------------------------

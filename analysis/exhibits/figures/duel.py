@@ -1,7 +1,7 @@
 """The duel on two cores: every contender's step time as predicted, emulated and measured."""
 
 from collections.abc import Callable, Iterable, Mapping
-from math import isfinite
+from math import inf, isfinite
 from operator import itemgetter
 from textwrap import fill
 from typing import Any
@@ -119,9 +119,8 @@ def _speed(found: Finding | None, run_ids: tuple[str, ...]) -> Cell:
 
 
 def _share(found: Mapping[str, Finding], name: str, run_ids: tuple[str, ...]) -> Cell:
-    if LIMIT not in found or name not in found or not isfinite(found[name].ratio / found[LIMIT].ratio):
-        return NOTHING
-    return ours(found[name].ratio / found[LIMIT].ratio, ".3f", run_ids)
+    share = found[name].ratio / found[LIMIT].ratio if {name, LIMIT} <= found.keys() else inf
+    return ours(share, ".3f", run_ids) if isfinite(share) else NOTHING
 
 
 _BARS = (

@@ -67,13 +67,6 @@ exhibit_of(
 NAMES = style.names("torch_duel")
 
 
-def found_rows(cells: pd.DataFrame) -> list[Row]:
-    rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
-    if not rows:
-        raise MissingRuns("all runs of experiment=torch_duel")
-    return rows
-
-
 def answer(rows: list[Row]) -> str:
     return "; ".join(_answer(row) for row in rows if row["role"] == TABLE) + "."
 
@@ -118,7 +111,9 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     return f"{value:.3f} ({low:.3f}–{high:.3f})" if pd.notna(low) and pd.notna(high) else f"{value:.3f}"
 
 
-exhibit_of("torch_duel", lambda experiments: found_rows(experiments.cells("torch_duel")), tabulate, answer=answer)
+exhibit_of(
+    "torch_duel", lambda experiments: experiments.cells("torch_duel").to_dict("records"), tabulate, answer=answer
+)
 
 
 # --- earlier duels, kept as tables in `analysis/kept` ----------------------------------------------------------

@@ -198,16 +198,14 @@ def rows() -> list[Row]:
 
 
 def _found(problem: Problem, fitted: Fitted) -> Iterator[Row]:
-    def row(
-        name: str, constant: str, value: float, prior: float, log_sds: Sequence[float], origin: str
-    ) -> dict[str, str]:
+    def row(name: str, constant: str, value: float, prior: float, sd_prior: float, log_sd: float, origin: str) -> Row:
         return {
             "software": name,
             "constant": constant,
             "value": f"{value:.6g}",
             "prior": f"{prior:.6g}",
-            "log_sd_prior": f"{log_sds[0]:.3g}",
-            "log_sd": f"{log_sds[1]:.3g}",
+            "log_sd_prior": f"{sd_prior:.3g}",
+            "log_sd": f"{log_sd:.3g}",
             "origin": origin,
             "rows": " ".join(problem.rows),
             "meaning": PRIORS[constant].meaning,
@@ -219,9 +217,10 @@ def _found(problem: Problem, fitted: Fitted) -> Iterator[Row]:
         for name in (*parameter.softwares, *heirs):
             value = fitted.values[parameter.softwares[0]][parameter.constant]
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
-            yield row(name, parameter.constant, value, parameter.prior, (parameter.log_sd, log_sd), origin)
+            yield row(name, parameter.constant, value, parameter.prior, parameter.log_sd, log_sd, origin)
     for name in problem.softwares if problem.prior_from else ():  # constants from another fit
         declared = declared_software(name).constants
         for constant, value in fitted.values[name].items():
             if (name, constant) not in sought and value != declared[constant]:
-                yield row(name, constant, value, value, (PRIORS[constant].log_sd,) * 2, f"as {problem.prior_from}")
+                log_sd = PRIORS[constant].log_sd
+                yield row(name, constant, value, value, log_sd, log_sd, f"as {problem.prior_from}")

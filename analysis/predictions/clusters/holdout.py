@@ -1,25 +1,17 @@
-"""Hold-outs: every given row predicted by fits without its model, size of machine or part of its source.
-
-`python -m analysis.predictions.clusters holdout` writes `clusters_holdout.csv`.
-"""
+"""Hold-outs: every given row predicted by fits without its model, size of machine or part of its source."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.predictions.clusters.case import Case, Model, step_log_sd
 from analysis.predictions.clusters.fit import PROBLEMS, cases_of, fit
+from analysis.records.runs import grouped
 from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A grouping of rows; every group is left out once."""
-
-    name: str
-    group: Callable[[Case], str]
+Axis = tuple[str, Callable[[Case], str]]  # its name, and the group of a row; every group is left out once
 
 
 def of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
@@ -28,25 +20,22 @@ def of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
 
 
 length = of_job(lambda job: f"{job.seq_len} tokens")
-AXES = {
-    "width": Axis("width", of_job(lambda job: job.architecture.hidden)),
-    "model": Axis("model", of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
-    "tensor": Axis("mesh", of_job(lambda job: f"tensor {job.mesh.tensor}")),
-    "device": Axis("device", of_job(lambda job: job.machine.device.name)),
-    "size": Axis("machine", of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}")),
-    "release": Axis("release", of_job(lambda job: job.software.name)),
-    "length": Axis("length", length),
+AXES: dict[str, Axis] = {
+    "width": ("width", of_job(lambda job: job.architecture.hidden)),
+    "model": ("model", of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
+    "tensor": ("mesh", of_job(lambda job: f"tensor {job.mesh.tensor}")),
+    "device": ("device", of_job(lambda job: job.machine.device.name)),
+    "size": ("machine", of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}")),
+    "release": ("release", of_job(lambda job: job.software.name)),
+    "length": ("length", length),
 }
 
 
 def left_out(cases: Sequence[Case], axes: Iterable[Axis]) -> Iterator[tuple[str, list[Case], list[Case]]]:
     """For every group of every axis: its name, its cases, and the others."""
-    for axis in axes:
-        groups = [axis.group(case) for case in cases]
-        for group in sorted(set(groups)):
-            inside = [case for case, own in zip(cases, groups, strict=True) if own == group]
-            others = [case for case, own in zip(cases, groups, strict=True) if own != group]
-            yield f"{axis.name}: {group}", inside, others
+    for axis, group_of in axes:
+        for group, inside in sorted(grouped(cases, group_of).items()):
+            yield f"{axis}: {group}", inside, [case for case in cases if group_of(case) != group]
 
 
 def rows() -> Iterator[dict[str, str]]:

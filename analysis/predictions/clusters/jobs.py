@@ -9,7 +9,6 @@ Runs on one host (PEFT, torchtune, LoHan) are no jobs on a mesh; a few counts an
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Row, Said, number
+from analysis.records.runs import grouped
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
@@ -149,16 +149,14 @@ BRACKETS = re.compile(r"\s*([^()]*?)\s*\(([^)]*)\)\s*")  # such as `64 (0)`, the
 def cases_of_row(row: Row) -> list[Case]:
     """The runs of a row of `analysis/published/measured/` or `challenge/`."""
     name = row["id"].split("/")[0]
-    return ONE_HOST[name](row) if name in ONE_HOST else [_case(cells, row) for cells in _rows(name)[row["id"]]]
+    return ONE_HOST[name](row) if name in ONE_HOST else [_case(cells, row) for cells in _rows(name).get(row["id"], ())]
 
 
 @cache
 def _rows(name: str) -> Mapping[str, list[Row]]:
     """The rows of a set without empty cells, by the id of the published row."""
-    found = defaultdict(list)
-    for row in tables.read(name, FOLDER):
-        found[row["id"].rstrip("b")].append({column: cell for column, cell in row.items() if cell})
-    return found
+    rows = ({column: cell for column, cell in row.items() if cell} for row in tables.read(name, FOLDER))
+    return grouped(rows, lambda row: row["id"].rstrip("b"))
 
 
 def _case(cells: Row, row: Row) -> Case:

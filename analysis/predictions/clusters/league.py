@@ -8,12 +8,10 @@ ours, fitted                constants that were fitted on the rows as well
 ours, held out              constants fitted without the row's group (`clusters_holdout.csv`)
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from math import exp, log
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import STEP, TABLES, Case, Model, number, rows_of, step_log_sd
@@ -41,10 +39,10 @@ def table() -> list[dict[str, str]]:
 def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Job], float]) -> Predicted:
     """Seconds if all rows of a class reach the same fraction of their device's peak outside the bubble."""
     ideal = {case.id: _ideal_s(case.modelled) * (1.0 + bubble(case.modelled)) for case in cases}
-    shares = defaultdict(list)
-    for case in cases:
-        shares[_class(case)].append(ideal[case.id] / case.measured_s)
-    return {case.id: ideal[case.id] / median(shares[_class(case)]) for case in cases}
+    shares = {
+        kind: median(ideal[case.id] / case.measured_s for case in own) for kind, own in grouped(cases, _class).items()
+    }
+    return {case.id: ideal[case.id] / shares[_class(case)] for case in cases}
 
 
 def _class(case: Case) -> tuple[str, str, bool]:
@@ -67,11 +65,9 @@ def simumax_printed(cases: Sequence[Case]) -> Predicted:
 
 def ours_held_out(cases: Sequence[Case]) -> Predicted:
     """With constants fitted without a row's group; the geometric mean over the axes."""
-    ids, found = {case.id for case in cases}, defaultdict(list)
-    for row in tables.read(HELD_OUT.stem):
-        if row["id"] in ids:
-            found[row["id"]].append(log(float(row["predicted_s"])))
-    return {name: exp(sum(values) / len(values)) for name, values in found.items()}
+    ids = {case.id for case in cases}
+    held = grouped((row for row in tables.read(HELD_OUT.stem) if row["id"] in ids), itemgetter("id"))
+    return {name: geometric_mean(float(row["predicted_s"]) for row in rows) for name, rows in held.items()}
 
 
 CONTENDERS: dict[str, Callable[[Sequence[Case]], Predicted]] = {

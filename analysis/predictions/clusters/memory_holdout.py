@@ -1,8 +1,6 @@
 """Hold-outs of memory: every given row predicted by fits without its model, size, machine or length.
 
-`python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`, a row for each given run with printed
-memory, and the table of `docs/predictions.md`. The fit is that of `analysis.predictions.clusters.fit`, of `TRAITS` and
-bytes.
+The fit is that of `analysis.predictions.clusters.fit`, of `TRAITS` and bytes, for given runs with printed memory.
 
 Choices made by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores, bytes
 of summed gradients) are not made again without a group, so these errors are a lower bound.
@@ -73,14 +71,13 @@ def _traits(names: Sequence[str], theta: Floats) -> Traits:
 FILE = tables.FOLDER / "clusters_memory.csv"
 PAGE = tables.FOLDER.parents[1] / "docs" / "predictions.md"
 
-_GROUPS = {
+AXES = {
     "model": of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}"),
     "length": length,
     "mesh": of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}"),
     "machine": of_job(lambda job: job.machine.device.name),
     "row": lambda case: case.id,
 }
-AXES = {name: Axis(name, group) for name, group in _GROUPS.items()}
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class Part:
 
 
 PARTS = tuple(
-    Part(**row | {"traits": tuple(row["traits"]), "axes": tuple(map(AXES.__getitem__, row["axes"]))})
+    Part(**row | {"traits": tuple(row["traits"]), "axes": tuple((name, AXES[name]) for name in row["axes"])})
     for row in TABLES["parts"]
 )
 

@@ -1,10 +1,7 @@
 """Predictions of all withheld rows, with intervals, as `analysis/predictions/clusters.csv`, and their scores.
 
 Errors are predicted / measured - 1. Pairs are rows of one model and device whose device time for a token differs by
-more than 5 %.
-
-`python -m analysis.predictions.clusters outcomes` writes `sealed_760beda/outcomes.csv` and the table of
-`docs/second_round.md`; the sealed table itself stays as it was committed.
+more than 5 %. The sealed table stays as it was committed.
 """
 
 from collections import defaultdict

@@ -19,26 +19,17 @@ CHAMPIONS = {False: "roundpipe", True: "roundpipe_async"}  # for rivals without 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row for each distinct rival and model: `slower` (step time over RoundPipe's), `late`, `names`, `run_ids`."""
-    ranked = comparison.distinct(comparison.contest_numbers(experiments))
-    paces = {(row["model"], name): row for row in ranked.to_dict("records") for name in row["names"]}
-    found = [_beside(row, paces) for row in ranked.to_dict("records")]
-    return pd.DataFrame([row for row in found if row is not None])
-
-
-def _beside(row: dict, paces: Mapping[tuple[str, str], dict]) -> dict | None:
-    """A rival beside RoundPipe; None for RoundPipe itself or if it does not fit."""
-    late = bool(row["staleness_steps"])
-    own = paces.get((row["model"], CHAMPIONS[late]))
-    if own is None or set(row["names"]) & set(CHAMPIONS.values()):
-        return None
-    return {
-        "schedule": row["schedule"],
-        "names": row["names"],
-        "model": row["model"],
-        "slower": own["tokens_per_s"] / row["tokens_per_s"],
-        "late": late,
-        "run_ids": (row["run_id"], own["run_id"]),
-    }
+    ranked = comparison.distinct(comparison.contest_numbers(experiments)).to_dict("records")
+    paces = {(row["model"], name): row for row in ranked for name in row["names"]}
+    found = []
+    for row in ranked:
+        late = bool(row["staleness_steps"])
+        own = paces.get((row["model"], CHAMPIONS[late]))
+        if own is not None and not set(row["names"]) & set(CHAMPIONS.values()):
+            beside = {name: row[name] for name in ("schedule", "names", "model")} | {"late": late}
+            slower, run_ids = own["tokens_per_s"] / row["tokens_per_s"], (row["run_id"], own["run_id"])
+            found.append(beside | {"slower": slower, "run_ids": run_ids})
+    return pd.DataFrame(found)
 
 
 def answer(data: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import hypot
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -36,19 +37,15 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
         text = axes.annotate(name, (at[0], at[1]), (0, 0), textcoords="data", fontsize=6.4, va="bottom", ha="left")
         size = text.get_window_extent()
         places = list(_places(x, y, size.width, size.height))
-        free = (each for each in places if _inside(each, inside) and not any(map(each.overlaps, taken)))
-        box = next(free, places[0])
+        within = (each for each in places if inside.contains(*each.min) and inside.contains(*each.max))
+        box = next((each for each in within if not any(map(each.overlaps, taken))), places[0])
         taken.append(box)
-        text.set_position(tuple(to_data.transform((box.x0, box.y0))))
+        text.set_position(tuple(to_data.transform(box.min)))
         text.set_in_layout(False)
-        wide, high = max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0)
-        if hypot(wide, high) > _TIED_PX:
-            end = to_data.transform((min(max(x, box.x0), box.x1), min(max(y, box.y0), box.y1)))
-            axes.plot([at[0], end[0]], [at[1], end[1]], color="#8C8C8C", linewidth=0.3, zorder=0.5)
-
-
-def _inside(box: Bbox, outer: Bbox) -> bool:
-    return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
+        nearest = np.clip((x, y), box.min, box.max)
+        if hypot(*(nearest - (x, y))) > _TIED_PX:
+            end = to_data.transform(nearest)
+            axes.plot([at[0], end[0]], [at[1], end[1]], color=style.GREY, linewidth=0.3, zorder=0.5)
 
 
 def _places(x: float, y: float, width: float, height: float) -> Iterator[Bbox]:

@@ -24,7 +24,7 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
 
-CUTS = ("published", "even", "greedy", "search")
+CUTS = tuple(style.PARTITIONS)
 
 
 def plans_table(found: dict[tuple[str, str], dict]) -> Table:
@@ -123,10 +123,8 @@ def leads(data: pd.DataFrame) -> pd.DataFrame:
     for model, cut in product(runs.models_of(data), _LEADS):
         of_model, (theirs, mine) = data[data["model"] == model], _COMPARED.get(cut, (cut, cut))
         dealt = of_model["schedule"] == "roundpipe"
-        baselines, own = (
-            of_model[(of_model["cut"] == theirs) & ~dealt],
-            of_model[(of_model["cut"] == mine) & dealt].iloc[0],
-        )
+        own = of_model[(of_model["cut"] == mine) & dealt].iloc[0]
+        baselines = of_model[(of_model["cut"] == theirs) & ~dealt]
         best = baselines.loc[baselines["makespan_s"].idxmin()]
         lead, run_ids = best["makespan_s"] / own["makespan_s"], (best["run_id"], own["run_id"])
         rows.append({"model": model, "cut": cut, "best": best["schedule"], "lead": lead, "run_ids": run_ids})

@@ -113,12 +113,12 @@ def never(data: pd.DataFrame) -> list[tuple[str, str]]:
     """Pairs (ahead, behind) with the same order at all levels, on all models and machines."""
     turned = {frozenset((turn.first, turn.second)) for _, _, turn in found_turns(data)}
     every = [_times(rows) for _, rows in data.groupby(["model", "cluster"], sort=False)]
-    found = []
-    for pair in combinations(every[0], 2):
-        for one, other in (pair, pair[::-1]):
-            if frozenset(pair) not in turned and all(times[one][0] < times[other][0] for times in every):
-                found.append((one, other))
-    return found
+    return [
+        (one, other)
+        for pair in combinations(every[0], 2)
+        for one, other in (pair, pair[::-1])
+        if frozenset(pair) not in turned and all(times[one][0] < times[other][0] for times in every)
+    ]
 
 
 def _times(rows: pd.DataFrame) -> dict[str, list[float]]:
@@ -162,15 +162,13 @@ def _turned(placed: Placed, at: dict) -> list[Cell]:
     before = levels[levels.index(turn.level) - 1]
     names = (turn.first, turn.second)
     runs = {level: [at[level, model, cluster, name] for name in names] for level in (before, turn.level)}
-    gone = turn.after == inf
-    after = label("the other is out") if gone else ours(100 * turn.after, ".2f", runs[turn.level])
     return [
         label(turn.level),
         label(style.model_name(model)),
         label(_MACHINES.get(cluster, cluster)),
         *(label(style.method_name(name)) for name in names),
         ours(100 * turn.before, ".2f", runs[before]),
-        after,
+        label("the other is out") if turn.after == inf else ours(100 * turn.after, ".2f", runs[turn.level]),
     ]
 
 

@@ -1,5 +1,7 @@
 """Figure 5: how many sequences have to share an upload of a layer until computing takes longer than loading?"""
 
+from operator import itemgetter
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -56,22 +58,18 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def _model_row(found: dict, model: str) -> list[Cell]:
-    name = PUBLISHED_MODELS[model]
-    first, corrected = (found[model, next(iter(GPUS)), count] for count in COUNTS)
-    published = look_up("figure5", "operational_intensity_batch1_flop_per_byte", model=name)
-    row = [
-        label(style.model_name(model)),
-        ours(first["intensity_flop_per_byte"][0], ".0f", first["run_id"]),
-        theirs(published.value, ".0f", published.source),
-        ours(corrected["intensity_flop_per_byte"][0], ".0f", corrected["run_id"]),
-    ]
+    first, *_ = GPUS
+    columns = {"operational_intensity_batch1_flop_per_byte": (first, lambda run: run["intensity_flop_per_byte"][0])}
     for cluster, (gpu, _) in GPUS.items():
-        published = look_up("figure5", f"smallest_batch_{gpu}", model=name)
+        columns[f"smallest_batch_{gpu}"] = cluster, itemgetter("smallest_compute_bound_batch")
+    row = [label(style.model_name(model))]
+    for column, (cluster, value) in columns.items():
+        published = look_up("figure5", column, model=PUBLISHED_MODELS[model])
         artifact, corrected = (found[model, cluster, count] for count in COUNTS)
         row += [
-            ours(artifact["smallest_compute_bound_batch"], ".0f", artifact["run_id"]),
+            ours(value(artifact), ".0f", artifact["run_id"]),
             theirs(published.value, ".0f", published.source),
-            ours(corrected["smallest_compute_bound_batch"], ".0f", corrected["run_id"]),
+            ours(value(corrected), ".0f", corrected["run_id"]),
         ]
     return row
 
@@ -104,20 +102,12 @@ def draw(data: pd.DataFrame) -> Figure:
 
 
 def _draw_thresholds(axes: Axes, drawn: pd.DataFrame, end: int) -> None:
-    dashes = {"8x_rtx5090": ":", "8x_a800": "--", "8x_rtx4090": "-", "8x_h100": "-."}
     # A800 and RTX 4090 lie close together: one name goes below its line, the other above.
-    shift = {"8x_rtx5090": -2, "8x_a800": -2, "8x_rtx4090": 2, "8x_h100": 2}
-    for cluster, (_, name) in GPUS.items():
+    looks = ((":", -2, "top"), ("--", -2, "top"), ("-", 2, "bottom"), ("-.", 2, "bottom"))
+    for (cluster, (_, name)), (dashes, shift, place) in zip(GPUS.items(), looks, strict=True):
         ridge = drawn.loc[drawn["cluster"] == cluster, "ridge_flop_per_byte"].iloc[0]
-        axes.axhline(ridge, color="black", linewidth=0.9, linestyle=dashes[cluster])
-        style.note(
-            axes,
-            f"{name}: {ridge:,.0f}",
-            (1, ridge),
-            (2, shift[cluster]),
-            va="bottom" if shift[cluster] > 0 else "top",
-            fontsize=7,
-        )
+        axes.axhline(ridge, color="black", linewidth=0.9, linestyle=dashes)
+        style.note(axes, f"{name}: {ridge:,.0f}", (1, ridge), (2, shift), va=place, fontsize=7)
     axes.set_xlim(0.93, 1.07 * end)
 
 

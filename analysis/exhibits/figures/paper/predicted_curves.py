@@ -8,31 +8,25 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
-from analysis.predictions.tables import read
+from analysis.predictions.tables import FOLDER
 from analysis.records.published import A800, RTX4090, models_in, published
 
-_RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}
-
-
-def _frame(name: str, *numeric: str) -> pd.DataFrame:
-    data = pd.DataFrame(read(name))
-    return data.assign(**{column: pd.to_numeric(data[column]) for column in numeric})
 
 
 def costs() -> pd.DataFrame:
     """Predicted US dollars for 1e9 tokens, one row for each system, machine and model."""
-    return _frame("cost_efficiency", "usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high")
+    return pd.read_csv(FOLDER / "cost_efficiency.csv")
 
 
 def scales() -> pd.DataFrame:
     """RoundPipe's predicted tokens/s, one row for each machine, model and number of devices."""
-    return _frame("scaling", "num_gpus", *_RATES)
+    return pd.read_csv(FOLDER / "scaling.csv")
 
 
 def lengths() -> pd.DataFrame:
     """RoundPipe's predicted tokens/s on Qwen3-1.7B, one row for each sequence length."""
-    return _frame("seqlen_sensitivity", "seq_len_tokens", *_RATES)
+    return pd.read_csv(FOLDER / "seqlen_sensitivity.csv")
 
 
 def _measured(name: str) -> pd.DataFrame:

@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Table, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
-from analysis.records.published import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 COUNTS = (8, 9, 10, 16)  # N, the microbatches of a call
 
@@ -35,7 +35,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 def answer(data: pd.DataFrame) -> str:
     bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[runs.models_of(data)]
-    labels = pd.Series({model: _label(model) for model in runs.models_of(data)})
+    labels = pd.Series({model: _label(model).value for model in runs.models_of(data)})
     counts = counts_of(data)
     higher = ", ".join(str(count) for count in counts if (bubbles[count] > labels).all())
     lower = ", ".join(str(count) for count in counts if (bubbles[count] < labels).all())
@@ -50,8 +50,8 @@ def counts_of(data: pd.DataFrame) -> list[int]:
     return [count for count in COUNTS if count in set(data["num_microbatches"])]
 
 
-def _label(model: str) -> float:
-    return look_up("async_bubble", "bubble_percent", model=PUBLISHED_MODELS[model], kind="published").value
+def _label(model: str) -> Published:
+    return look_up("async_bubble", "bubble_percent", model=PUBLISHED_MODELS[model], kind="published")
 
 
 def tabulate(data: pd.DataFrame) -> Table:
@@ -66,18 +66,17 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def _row(found: dict, model: str, counts: list[int], causal: bool) -> list[Cell]:
-    name = PUBLISHED_MODELS[model]
-    published = look_up("async_bubble", "bubble_percent", model=name, kind="published")
+    name, published = PUBLISHED_MODELS[model], _label(model)
     row = [label(style.model_name(model)), theirs(published.value, ".2f", published.source)]
     for count in counts:
         numbers = found[model, count]
         other = look_up("async_bubble", "bubble_percent", model=name, num_microbatches_per_call=str(count))
-        row.append(ours(numbers["bubble"], ".2f", numbers["run_id"]))
-        if causal:
-            waits = numbers["run_id_causal"]
-            row.append(ours(numbers["bubble_causal"], ".2f", waits) if isinstance(waits, str) and waits else NOTHING)
-        row.append(ours(numbers["bubble_between_ends"], ".2f", numbers["run_id"]))
-        row.append(theirs(other.value, ".2f", other.source))
+        row += [
+            ours(numbers["bubble"], ".2f", numbers["run_id"]),
+            *([ours(numbers["bubble_causal"], ".2f", numbers["run_id_causal"])] if causal else []),
+            ours(numbers["bubble_between_ends"], ".2f", numbers["run_id"]),
+            theirs(other.value, ".2f", other.source),
+        ]
     return row
 
 
@@ -87,7 +86,7 @@ def draw(data: pd.DataFrame) -> Figure:
         axes = figure.subplots()
         models = runs.models_of(data)
         for place, model in enumerate(models):
-            _bar(axes, place - 0.34, _label(model), "white", style.HATCHES["published"])
+            _bar(axes, place - 0.34, _label(model).value, "white", style.HATCHES["published"])
             for number, row in enumerate(data[data["model"] == model].itertuples()):
                 x = place - 0.17 + 0.17 * number
                 _bar(axes, x, row.bubble, _SHADES[row.num_microbatches], "", row.bubble_causal)
