@@ -15,7 +15,7 @@ from rpbench.advice.rows import Misfit
 from rpbench.advice.side_searches import Clock
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.plans import Budget, Tuned
-from rpbench.plan.contest.search import Search, tune
+from rpbench.plan.contest.search import TIME_OVER, Search, tune
 from rpbench.plan.contest.terms import Terms
 
 FINENESS = 16  # a limit is exact to one part in so many
@@ -35,6 +35,7 @@ class Limit:
     beyond: int | None  # the least value that was tried without success; None: even the largest possible value fits
     is_proven: bool  # whether a bound proves that no plan fits beyond
     found: Any  # what `held` gave for the value; None where there is no plan
+    why: str = ""  # why the contender takes no value, where that is not memory
 
 
 def largest(
@@ -91,15 +92,33 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
     def can_hold(value: int) -> bool:
         return not Search(contender, terms_at(value), BUDGET).is_ruled_out
 
-    return largest(contender.name, lambda value: _held(contender, terms_at(value)), step, most, can_hold)
+    refusal: list[str] = []
+
+    def held(value: int) -> Tuned | None:
+        refusal.clear()
+        try:
+            return _fitting(contender, terms_at(value))
+        except ValueError as error:
+            refusal.append(str(error))
+            return None
+
+    found = largest(contender.name, held, step, most, can_hold)
+    if found.value or not refusal or TIME_OVER in refusal[0]:
+        return found
+    return replace(found, why=refusal[0])  # of the smallest value that was tried
 
 
-def _held(contender: Contender, terms: Terms, seconds: float = SECONDS) -> Tuned | None:
+def _held(contender: Contender, terms: Terms, seconds: float) -> Tuned | None:
     """A plan that fits, if one is found in time."""
     try:
-        plan = tune(contender, terms, BUDGET, is_over=Clock(seconds).is_over)
-    except ValueError:  # time was over, or the order does not take such sizes
+        return _fitting(contender, terms, seconds)
+    except ValueError:
         return None
+
+
+def _fitting(contender: Contender, terms: Terms, seconds: float = SECONDS) -> Tuned | None:
+    """A plan that fits; ValueError if the time was over, or the order does not take such sizes."""
+    plan = tune(contender, terms, BUDGET, is_over=Clock(seconds).is_over)
     return plan if plan.outcome.fits else None
 
 

@@ -171,6 +171,15 @@ def test_a_command_sets_every_key_once_and_none_that_is_as_usual(words, rpbench)
     assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps
 
 
+def test_a_command_runs_where_the_folder_of_a_config_has_the_name_of_its_model(tmp_path, monkeypatch):
+    (tmp_path / "qwen3_1p7b").mkdir()
+    (tmp_path / "qwen3_1p7b" / "config.json").write_text(json.dumps(LLAMA_3B | {"num_hidden_layers": 4}))
+    monkeypatch.chdir(tmp_path)
+    (row,) = advise_on(["model=qwen3_1p7b", *TWO_L40S, "schedules=1f1b", "seconds=1"], io.StringIO())["ranking"]
+    found = load(shlex.split(row["command"])[3:]).model
+    assert (found.num_layers, found.vocab) == (4, 128256)
+
+
 @pytest.mark.parametrize("name", ["gpt_oss_20b", "deepseek_v3", "mpt_7b"])
 def test_a_model_is_the_same_when_it_is_spelled_key_by_key(name):
     assert load(shlex.split(spelled_model(architecture(name)))).model == architecture(name)

@@ -102,6 +102,7 @@ def test_controls_move_the_rows(tmp_path):
 def test_points_of_meshes_are_plain_runs(rpbench):
     _, found, points = held([*NODES, "num_devices=16", "devices_per_node=8", "schedules=1f1b"])
     assert found["values"]["num_devices"] == [1, 2, 4, 8, 16]
+    assert set(re.findall(r"\brow\.(\w+)", advise_page.SCRIPT.read_text())) <= found["rows"][0].keys()
     plans = [(point, command) for point, command in points if point["fits"]]
     for point, command in plans[:: max(1, len(plans) // 4)]:
         record = ran(rpbench, point, command)

@@ -75,6 +75,13 @@ def test_a_limit_on_one_host_counts_compositions():
     assert advise_on([*words, f"seq_len={row['beyond'] * 17 // 16}"], io.StringIO())["ranking"] == []
 
 
+def test_a_method_that_takes_no_size_is_said_to_be_refused_and_not_to_be_too_large():
+    words, people = [word for word in TWO_CARDS if not word.startswith("num_devices=")], io.StringIO()
+    (row,) = advise_on([*words, "num_devices=3", "batch=max", "schedules=megatron_tp"], people)["limits"]
+    assert "3 of 8 heads: heads that do not divide" in row["why"]
+    assert f"megatron_tp ({row['why']})" in people.getvalue()
+
+
 def test_limits_for_a_framework_are_those_of_what_it_runs():
     words = [*TWO_CARDS, "batch=max", "runs_in=FSDP2"]
     found = advise_on([*words, "schedules=1f1b,zero_2,zero_3"], io.StringIO())["limits"]

@@ -366,7 +366,7 @@ def _contenders(names: Sequence[str] | None) -> Sequence[str] | None:
 def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
     """The answer with commands that run where neither model nor cluster is one of ours."""
     own, words = asked.own, {}
-    if model.name != own.get("model"):
+    if asked.config is not None or model.name != own.get("model"):  # a folder may have the name of its model
         words[f"model={model.name}"] = shlex.join(asked.model_words) or questions.spelled_model(model)
     if own.get("cluster") not in options_of("cluster"):
         words[f"cluster={cluster.name}"] = questions.spelled_machine(cluster)

@@ -29,7 +29,7 @@ function chosen(row, asked) {
 function command(row, point) {
     return DATA.fields.reduce(
         (words, name) => words.replaceAll("{" + name + "}", String(of(point, name))),
-        row.command.replaceAll("{data}", String(of(point, "num_devices") / row.devices_of_a_replica)),
+        row.command,
     );
 }
 
@@ -68,7 +68,7 @@ function line(row, point, fastest) {
     name.scope = "row";
     name.textContent = row.label + (row.late ? " (late updates)" : "");
     if (!point || of(point, "why")) {
-        const why = found.appendChild(cell(point ? of(point, "why") : "has no such recomputation", "why"));
+        const why = found.appendChild(cell(point ? of(point, "why") : "not computed at such settings", "why"));
         why.colSpan = 9;
         return found;
     }

@@ -250,7 +250,7 @@ def limit_row(limit: Limit, question: str, terms_at: TermsAt) -> dict[str, Any]:
     elif limit.found is not None:
         job = limit.found.job
         pace, command = limit.found.tokens_per_s_per_device * job.machine.size, command_of_mesh(job)
-    return row | {"tokens_per_s": pace, "command": command}
+    return row | {"tokens_per_s": pace, "command": command, "why": limit.why or None}
 
 
 def limit_lines(rows: Sequence[Mapping[str, Any]], question: str, devices: int) -> list[str]:
@@ -262,7 +262,7 @@ def limit_lines(rows: Sequence[Mapping[str, Any]], question: str, devices: int) 
         beyond = "all that there is" if row["beyond"] is None else f"not {row['beyond']:,}"
         beyond += ", proven" if row["proven"] and row["beyond"] else ""
         pace = "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}"
-        found.append(f"{row[key]:>26,}  {pace:>10}  {row['schedule']} ({beyond})")
+        found.append(f"{row[key]:>26,}  {pace:>10}  {row['schedule']} ({row.get('why') or beyond})")
     if key != "seq_len":
         found.append(f"a step of {devices} times as many sequences is the largest without accumulation")
     return found

@@ -59,7 +59,7 @@ class Asked:
     @property
     def model_words(self) -> list[str]:
         """The words for a shipped model with the requested sizes; none for another model."""
-        if (name := self.own.get("model")) not in options_of("model"):
+        if self.config is not None or (name := self.own.get("model")) not in options_of("model"):
             return []
         file = file_of("model", str(name))
         seq_len = self.own.get("seq_len")
