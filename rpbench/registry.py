@@ -14,7 +14,7 @@ import math
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -334,6 +334,12 @@ def renamed(name: str) -> str:
     """The message for a former name."""
     now, why = RENAMED[name]
     return f"schedule={name} is called schedule={now} now: {why}"
+
+
+def check_known(what: str, name: object, known: Iterable[str]) -> None:
+    """Raise ValueError for a name that is not among the known ones, with the nearest."""
+    if name not in (names := list(known)):
+        raise ValueError(unknown_name(what, str(name), names))
 
 
 def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -81,7 +81,6 @@ class LayerGraph:
 
     @cached_property
     def position(self) -> dict[str, int]:
-        """Number of each layer, by name."""
         return {layer.node: number for number, layer in enumerate(self.layers)}
 
     @cached_property

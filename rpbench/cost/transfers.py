@@ -94,12 +94,10 @@ def moved_bytes(
         carry: transfers at the end of computations, as in `CostTable`.
     """
     analysis = analysed(schedule)
-    partition, index = analysis.schedule.partition, analysis.index
-    if partition is None:
-        raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    shards = analysis.schedule.shape.num_head_shards
-    stages = [StageBytes(partition, own, keeps, shards) for own in sizes.under(analysis.schedule).of_each]
-    found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
+    order, index = analysis.schedule, analysis.index
+    each = sizes.under(order).of_each
+    stages = [StageBytes(order.cut, own, keeps, order.shape.num_head_shards) for own in each]
+    found: list[dict[str, Number]] = [defaultdict(int) for _ in range(order.shape.num_ranks)]
 
     def count(number: int, payload: Payload, name: str) -> None:
         own = stages[(index.actions[number].microbatch or 0) % len(stages)]
@@ -257,9 +255,8 @@ class Traffic:
 
     def times(self, schedule: Schedule, units_per_second: int, keeps: Sequence[int] | None = None) -> TransferTimes:
         """Times of the transfers of a schedule whose partition is known; `keeps` as in `StageBytes`."""
-        assert schedule.partition is not None
         shape = schedule.shape
-        stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps, shape.num_head_shards)
+        stages = StageBytes(schedule.cut, self.sizes.under(schedule), keeps, shape.num_head_shards)
         more: dict[str, Any] = {"on_ssd": schedule.on_ssd, "num_parts": shape.num_parts}
         return TransferTimes(stages, self.cluster, units_per_second, self.optimizer, **more)
 

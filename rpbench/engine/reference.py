@@ -47,7 +47,7 @@ from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
 from rpbench.models.shards import loss_over_shards
-from rpbench.models.vocab_shards import HeadShard
+from rpbench.models.vocab_shards import Rows
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
@@ -361,7 +361,7 @@ class _Microbatch:
         shares, leaves = [], Tensors()
         for number in self.workload.shards:
             own, module = self._tensors(number, weights_of), self.workload.modules[number]
-            assert isinstance(module, HeadShard)
+            assert isinstance(module, Rows)
             shares.append(module.shard(own["weight"]))
             leaves |= _trained(number, own)
         labels = self.workload.batch(self.microbatch).labels

@@ -197,7 +197,6 @@ def busy_spans(graph: Graph, timeline: Timeline, hop: float) -> tuple[Spans, ...
 
 
 def _joined(spans: Iterable[Span]) -> Spans:
-    """The union of spans, in order."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:

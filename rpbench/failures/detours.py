@@ -101,15 +101,12 @@ def pace(
     return Pace((ends[-1] - ends[0]) / (STEPS - 1), tuple(run.peak))
 
 
-Fits = Callable[[Sequence[int]], bool]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recycle(Checkpoint):
     """Detours over other pipelines, whose memory `fits` judges; ValueError for a single pipeline."""
 
     times: SplitTimes
-    fits: Fits
+    fits: Callable[[Sequence[int]], bool]  # most microbatches in flight of each stage -> whether they fit
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,7 +204,6 @@ class _Run:
         self.num_moments += 1
 
     def _take(self, rank: Rank, now: float) -> None:
-        """Begin the first part that a rank may run."""
         for parts in self.ready[rank]:
             if parts and not self._must_wait(parts[0], rank, now):
                 part = heapq.heappop(parts)
@@ -224,7 +220,6 @@ class _Run:
         return is_early or self.held[rank] >= self.limits[part.stage]
 
     def _follow(self, part: Part, rank: Rank, end: float) -> None:
-        """Send on the parts that may begin when a part ends."""
         self._arrive(end, None, rank)
         if part.order == FORWARD:
             self.held[rank] += 1

@@ -40,8 +40,6 @@ class What(Enum):
 
 
 class Act(NamedTuple):
-    """One entry of a rank's row."""
-
     what: What
     stage: int
     microbatch: int

@@ -190,7 +190,6 @@ class Checkpoint:
         return ranks - self.lost
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """The cost of losing ranks at once."""
         return self.from_store(progress, self)
 
     def from_store(self, progress: Progress, then: "Checkpoint") -> Recovery:
@@ -250,7 +249,6 @@ class _Run:
         return self.policy.step_s(self.num_steps) if self.rest_s is None else self.rest_s
 
     def train_until(self, moment: float) -> None:
-        """Run every step that ends by a moment."""
         while self.now + self.step_s <= moment + ROUNDING * self.policy.job.step_s:
             self.now += self.step_s
             self.num_steps, self.rest_s = self.num_steps + 1, None

@@ -216,10 +216,19 @@ class Schedule:
         if shape.num_head_shards or self.weights is Weights.STREAMED:
             return True
         ends = {0, shape.num_stages - 1}
-        stages = (
-            {part.stage for each in self.compute(rank) for part in parts_of(each)} for rank in range(shape.num_ranks)
-        )
-        return all(ends <= own for own in stages if ends & own)
+        return all(ends <= own for own in self.stages_of_ranks() if ends & own)
+
+    def stages_of_ranks(self) -> list[set[int]]:
+        """The stages that run on each rank."""
+        rows = map(self.compute, range(self.shape.num_ranks))
+        return [{part.stage for action in row for part in parts_of(action)} for row in rows]
+
+    @property
+    def cut(self) -> Partition:
+        """Its partition; ValueError without one."""
+        if self.partition is None:
+            raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+        return self.partition
 
     def with_partition(self, partition: Partition) -> "Schedule":
         """The same order with the layers behind its stages; the stage counts must agree."""

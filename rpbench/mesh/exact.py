@@ -10,7 +10,6 @@ from typing import Any
 
 from rpbench.cost.pieces import of_segments
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.ir.action import parts_of
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job
@@ -38,7 +37,7 @@ def mesh_times(job: Job, options: Mapping[str, Any] | None = None) -> LayerTimes
     times = as_times(job.layers_s, job.head, job.hop_s, each=each, split=split)
     segments = method.num_segments(method.options | dict(options or {}))
     if segments > 1:
-        own = Setting(**{field.name: getattr(job, field.name) for field in fields(Setting)})
+        own = Setting(**{each.name: getattr(job, each.name) for each in fields(Setting)})
         own = replace(own, sequences=job.sequences / segments)
         kinds = [own.kinds[kind] for kind in own.architecture.layers]
         return of_segments(times, as_times(kinds, own.head, job.hop_s, each=each, split=split), segments)
@@ -112,8 +111,7 @@ def with_cut(job: Job, order: Schedule) -> Job:
     One rank runs all of its stages one after another, which take what one stage of all layers takes.
     """
     ranks, cut = order.shape.num_ranks, order.partition
-    held = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in range(ranks)]
-    in_turn = all(stage % ranks == rank for rank, stages in enumerate(held) for stage in stages)
+    in_turn = all(stage % ranks == rank for rank, own in enumerate(order.stages_of_ranks()) for stage in own)
     if ranks == 1 or cut is None or cut.forward != cut.backward or not in_turn or len(cut.forward) % ranks:
         return replace(job, chunks=1, cut=())
     return replace(job, chunks=len(cut.forward) // ranks, cut=cut.forward)

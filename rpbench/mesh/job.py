@@ -11,7 +11,7 @@ from rpbench.ir.partition import Partition, split_evenly
 from rpbench.ir.schedule import check_slices
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES, Precision, Seconds, Setting
 from rpbench.mesh.layers.layer_times import hop_s
-from rpbench.registry import entry, unknown_name
+from rpbench.registry import check_known, entry
 from rpbench.workload.counts import Layer
 
 
@@ -32,8 +32,7 @@ class Job(Setting):
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: a whole number of at least 1")
         for name, known in (("recompute", RECOMPUTES), ("precision", get_args(Precision))):
-            if getattr(self, name) not in known:
-                raise ValueError(unknown_name(name, str(getattr(self, name)), list(known)))
+            check_known(name, getattr(self, name), known)
         own, mesh = self.architecture, self.mesh
         entry(self.schedule)
         mesh.check_devices(self.machine.size)

@@ -46,8 +46,7 @@ def bytes_of_ranks(job: Job) -> list[Bytes]:
 
 def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]:
     """The same for another order, which has a partition and no exchanges of data parallelism."""
-    assert order.partition is not None
-    return _with_mesh(job, order, _footprint(order, analysis), order.partition)
+    return _with_mesh(job, order, _footprint(order, analysis), order.cut)
 
 
 def fitted(job: Job, order: Schedule | None = None) -> Job:
@@ -59,8 +58,7 @@ def fitted(job: Job, order: Schedule | None = None) -> Job:
     if order is None:
         (order, footprint), cut = _long_enough(job), symmetric(job.cut)
     else:
-        assert order.partition is not None
-        footprint, cut = _footprint(order), order.partition
+        footprint, cut = _footprint(order), order.cut
     memory, rows = device_memory(job), (np.array([cut.forward]), np.array([cut.backward]))
     keeps = footprint.of_sizes(memory.sizes).fitting(*rows, memory.limit_bytes)[0].tolist()
     pairs = zip(cut.backward_ranges(), keeps, strict=True)

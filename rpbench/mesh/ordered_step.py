@@ -19,7 +19,7 @@ import numpy as np
 
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import slowed_by_exchanges
-from rpbench.ir.action import HEAD, Kind, parts_of
+from rpbench.ir.action import HEAD, Kind
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
@@ -36,6 +36,7 @@ from rpbench.registry import entry
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.memory import compute_lanes
 from rpbench.sim.metrics import step_time
 
 OUTSIDE = ("tied", "optimizer", "fixed")  # terms of a step that follow its schedule
@@ -114,11 +115,8 @@ def _of_replicas(job: Job, order: Schedule, terms: Terms) -> Terms:
 
 
 def _busiest_s(graph: Graph, timeline: Timeline) -> float:
-    """Seconds of work of the busiest rank."""
     duration = (np.asarray(timeline.end, float) - np.asarray(timeline.start, float)) / timeline.units_per_second
-    starts = graph.columns.lane_start.tolist()
-    lanes = zip(graph.schedule.items(), starts, starts[1:], strict=False)
-    return float(max(duration[first:last].sum() for (_, lane, _), first, last in lanes if lane == "compute"))
+    return float(max(duration[first:last].sum() for _, first, last in compute_lanes(graph)))
 
 
 def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
@@ -162,9 +160,7 @@ def _with_replicas(
     job = _widened(job, copies)
     if job.mesh.replicas == 1 and job.mesh.expert_replicas == 1:
         return graph, costs, 0.0
-    partition = order.partition
-    assert partition is not None
-    up, down = exchanged(job, partition.forward), exchanged(job, partition.backward)
+    up, down = exchanged(job, order.cut.forward), exchanged(job, order.cut.backward)
     parameters, gradients = lowered(job, order)
     late = late_s(job, order, up, down, parameters, gradients)
     if parameters is None and gradients is None:
@@ -172,9 +168,9 @@ def _with_replicas(
     outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
     sharded = build_graph(shard(outside, parameters=parameters, gradients=gradients))
     if parameters != "visit" and counts_layers:
-        up = _bucketed(job, partition.forward, up)
+        up = _bucketed(job, order.cut.forward, up)
     if gradients == "step" and counts_layers and copies == 1:  # copies of a stage sum it as a whole
-        down = _bucketed(job, partition.backward, down)
+        down = _bucketed(job, order.cut.backward, down)
     times = partial(transfer_time, up, down, costs.units_per_second)
     return sharded, replace(costs, transfer_time=times), late
 
@@ -183,9 +179,8 @@ def _copies(order: Schedule) -> int:
     """Ranks that hold each stage; 1 if stages differ in that number, or weights do not stay on their ranks."""
     if order.weights is Weights.STREAMED:
         return 1
-    ranks = range(order.shape.num_ranks)
-    rows = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in ranks]
-    counts = {sum(stage in row for row in rows) for stage in range(order.shape.num_stages)}
+    held = order.stages_of_ranks()
+    counts = {sum(stage in own for own in held) for stage in range(order.shape.num_stages)}
     return counts.pop() if len(counts) == 1 and not order.shape.tensor_parallel else 1
 
 

@@ -1,6 +1,7 @@
 """Parameters on one device of each pipeline rank or stage, dense and of experts, under a mesh."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from rpbench.cost.footprint.sizes import LayerSize
@@ -60,11 +61,14 @@ def trained(job: Job, rank: int) -> Held:
 
 def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
     """The parameters of some layers, (kind, how many), that learn: all of them, or the adapters beside them."""
-    if not job.has_adapters:
-        return own
+    return _summed(layers, partial(adapter_parameters, job)) if job.has_adapters else own
+
+
+def _summed(layers: Iterable[tuple[Layer, int]], of_kind: Callable[[Layer], tuple[float, float]]) -> Held:
+    """The parameters of layers, (kind, how many), from the dense ones and those of experts of one layer."""
     dense = experts = largest = 0.0
     for kind, count in layers:
-        of_layer, of_experts = adapter_parameters(job, kind)
+        of_layer, of_experts = of_kind(kind)
         dense, experts = dense + count * of_layer, experts + count * of_experts
         largest = max(largest, of_layer + of_experts)
     return Held(dense, experts, largest)
@@ -87,15 +91,8 @@ def held_by_stage(job: Job, stage: int) -> Held:
 def held_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, last: bool) -> Held:
     """The parameters of a device for layers, (kind, how many), with the embedding if `first` and the head if `last`."""
     own, mesh = job.architecture, job.mesh
-    dense = experts = largest = 0.0
-    for kind, count in layers:
-        of_layer = own.dense_parameters(kind) / mesh.tensor
-        of_experts = own.expert_parameters(kind) / (mesh.expert * mesh.expert_tensor)
-        dense, experts = dense + count * of_layer, experts + count * of_experts
-        largest = max(largest, of_layer + of_experts)
+    cuts = mesh.expert * mesh.expert_tensor
+    found = _summed(layers, lambda kind: (own.dense_parameters(kind) / mesh.tensor, own.expert_parameters(kind) / cuts))
     rows = padded_vocab(job) / mesh.tensor
-    if first:
-        dense += (rows + own.learned_positions) * own.hidden
-    if last:
-        dense += rows * own.hidden
-    return Held(dense, experts, largest)
+    dense = found.dense + first * (rows + own.learned_positions) * own.hidden
+    return found._replace(dense=dense + last * rows * own.hidden)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from rpbench.cost.hardware.device import CONF, names, read
 from rpbench.cost.hardware.measured import has_engine
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known, unknown_name
 
 DEFAULT = "megatron_core"  # the software of a run that names none
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
@@ -98,8 +98,7 @@ class Software:
 
     def __post_init__(self) -> None:
         for name, known in (("kernels", get_args(Kernels)), ("attention", get_args(Attention))):
-            if getattr(self, name) not in known:
-                raise ValueError(unknown_name(name, str(getattr(self, name)), list(known)))
+            check_known(name, getattr(self, name), known)
         for name, value in self.constants.items():
             if name not in PRIORS:
                 raise ValueError(f"software.{self.name}: {unknown_name('constant', name, list(PRIORS))}")
@@ -120,9 +119,7 @@ def usual_software(measured: Iterable[str]) -> Software:
 @cache
 def software(name: str) -> Software:
     """The framework of `conf/software/<name>.yaml`, constants fitted; ValueError for an unknown name or field."""
-    known = names("software")
-    if name not in known:
-        raise ValueError(unknown_name("software", name, known))
+    check_known("software", name, names("software"))
     return declared_software(name).with_constants(fitted(name))
 
 

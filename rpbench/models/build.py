@@ -52,7 +52,10 @@ def build_layer(
             f"layer {index}: {model.name} has the layers 0 (embedding), 1 to {model.num_layers}, "
             f"and {model.num_layers + 1} (head)"
         )
-    _check_shape(model)
+    if why := why_not_built(model):
+        raise ValueError(why)
+    if TRAITS[model.family].needs_gate and not model.gated:
+        raise ValueError(f"model.gated=false: the activation of family {model.family} needs a gate; use gated=true")
     with torch.device("meta"):
         layer = _module(model, index)
     for module in layer.modules():  # as Module.to_empty, which imports a compiler
@@ -67,13 +70,6 @@ def build_layer(
 def shared_parameters(model: Architecture) -> tuple[tuple[Place, ...], ...]:
     """Groups of places that hold one tensor, its owner first: embedding and head if they are tied."""
     return (((0, "weight"), (model.num_layers + 1, "weight")),) if model.tied else ()
-
-
-def _check_shape(model: Architecture) -> None:
-    if why := why_not_built(model):
-        raise ValueError(why)
-    if TRAITS[model.family].needs_gate and not model.gated:
-        raise ValueError(f"model.gated=false: the activation of family {model.family} needs a gate; use gated=true")
 
 
 def _module(model: Architecture, index: int) -> nn.Module:

@@ -105,11 +105,11 @@ class DecoderLayer(nn.Module):
 class Head(nn.Module):
     """The last layer: final norm, output matrix, and the loss if labels are given."""
 
-    def __init__(self, model: Architecture, chunk_tokens: int = CHUNK_TOKENS) -> None:
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
         self.norm = Norm(model.hidden, model.norm_eps)
         self.weight = nn.Parameter(torch.empty(model.vocab, model.hidden))
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens = CHUNK_TOKENS
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (B, S, V) of x (B, S, H); or, with labels (B, S), their mean cross-entropy without the logits."""

@@ -45,7 +45,7 @@ from torch.nn import functional
 
 from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.layers import DecoderLayer, Embedding, Head
-from rpbench.models.vocab_shards import Shard, largest_of, look_up, share_rows, sum_in_order, summed_loss, together
+from rpbench.models.vocab_shards import Rows, Shard, largest_of, share_rows, sum_in_order, summed_loss, together
 
 Named = Mapping[str, torch.Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -103,7 +103,6 @@ class Shards(nn.Module):
         self.adding = adding
 
     def of(self, number: int, adding: Adding) -> "Shards":
-        """One shard alone, with the same weights."""
         return type(self)({number: self.shares[str(number)]}, adding)
 
     def _each(self, x: torch.Tensor, *more: Any) -> list[Any]:
@@ -290,22 +289,6 @@ def _same_weights(layer: M) -> M:
     return copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
 
 
-class Rows(nn.Module):
-    """Some rows of a vocabulary's matrix."""
-
-    def __init__(self, weight: nn.Parameter, first_row: int) -> None:
-        super().__init__()
-        self.weight = weight
-        self.first_row = first_row
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return look_up(tokens, self.weight, self.first_row)
-
-    def shard(self, chunk_tokens: int) -> Shard:
-        """The same rows as a shard of the loss."""
-        return Shard(self.weight, self.first_row, chunk_tokens)
-
-
 class CutEmbedding(nn.Module):
     """An embedding in shards: tokens (B, S) -> x (B, S, H)."""
 
@@ -321,13 +304,13 @@ class CutEmbedding(nn.Module):
 class CutHead(nn.Module):
     """Final norm, output matrix in shards, and the loss: x (B, S, H), labels (B, S) -> their mean cross-entropy."""
 
-    def __init__(self, norm: nn.Module, vocabulary: Shards, chunk_tokens: int) -> None:
+    def __init__(self, norm: nn.Module, vocabulary: Shards) -> None:
         super().__init__()
-        self.norm, self.vocabulary, self.chunk_tokens = norm, vocabulary, chunk_tokens
+        self.norm, self.vocabulary = norm, vocabulary
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         adding, rows = self.vocabulary.adding, self.vocabulary.shares.values()
-        shares = [each.shard(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
+        shares = [each.shard(each.weight) for each in rows if isinstance(each, Rows)]
         hidden = [own.flatten(0, 1) for own in adding.spread(self.norm(x), len(shares))]
         return _mean_loss(adding, shares, labels.flatten(), hidden)
 
@@ -386,11 +369,12 @@ def cut_ends(
         if id(weight) not in rows:  # tied ones are cut once
             parts = cut_rows(weight.detach(), num_shards)
             rows[id(weight)] = [nn.Parameter(part, weight.requires_grad) for part in parts]
-    first, last = (_vocabulary(rows[id(end.weight)]) for end in (embedding, head))
+    first, last = (_vocabulary(rows[id(end.weight)], head.chunk_tokens) for end in (embedding, head))
     norm = norm_shards(head.norm, num_shards) if along_sequence else head.norm
-    return CutEmbedding(first, embedding.dropout), CutHead(norm, last, head.chunk_tokens)
+    return CutEmbedding(first, embedding.dropout), CutHead(norm, last)
 
 
-def _vocabulary(rows: Sequence[nn.Parameter]) -> Shards:
+def _vocabulary(rows: Sequence[nn.Parameter], chunk_tokens: int) -> Shards:
     starts = accumulate(map(len, rows[:-1]), initial=0)
-    return Shards({n: Rows(*pair) for n, pair in enumerate(zip(rows, starts, strict=True))}, InOnePlace())
+    pairs = enumerate(zip(rows, starts, strict=True))
+    return Shards({n: Rows(own, start, chunk_tokens) for n, (own, start) in pairs}, InOnePlace())

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpbench.models.layers import Embedding, Head
-from rpbench.models.loss import add_product
+from rpbench.models.loss import CHUNK_TOKENS, add_product
 
 
 class Sums(NamedTuple):
@@ -146,25 +146,25 @@ class FinalNorm(nn.Module):
         return normed
 
 
-class HeadShard(nn.Module):
-    """Some rows of a head's matrix."""
+class Rows(nn.Module):
+    """Some rows of a vocabulary's matrix: of an embedding, tokens (B, S) -> x (B, S, H), or of a head."""
 
-    def __init__(self, head: Head, rows: range) -> None:
+    def __init__(self, weight: nn.Parameter, first_row: int, chunk_tokens: int = CHUNK_TOKENS) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            head.weight.detach()[rows.start : rows.stop], requires_grad=head.weight.requires_grad
-        )
-        self.first_row, self.chunk_tokens = rows.start, head.chunk_tokens
+        self.weight, self.first_row, self.chunk_tokens = weight, first_row, chunk_tokens
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return look_up(tokens, self.weight, self.first_row)
 
     def shard(self, weight: torch.Tensor) -> Shard:
-        """The shard with this weight."""
+        """The shard of the loss with this weight."""
         return Shard(weight, self.first_row, self.chunk_tokens)
 
 
 class EmbeddingInShards(nn.Module):
     """An embedding with the rows of the head's shards: tokens (B, S) -> x (B, S, H)."""
 
-    def __init__(self, embedding: Embedding, shares: Sequence[HeadShard]) -> None:
+    def __init__(self, embedding: Embedding, shares: Sequence[Rows]) -> None:
         super().__init__()
         self.rows = nn.ParameterList(share.weight for share in shares)
         self.first_rows = [share.first_row for share in shares]
@@ -186,7 +186,11 @@ def cut_vocabulary(modules: Sequence[nn.Module], num_shards: int) -> list[nn.Mod
             f"{type(head).__name__} cannot be cut over the vocabulary: the last module must be a Head; use another "
             "schedule, such as 1f1b"
         )
-    shares = [HeadShard(head, rows) for rows in share_rows(len(head.weight), num_shards)]
+    whole, learns = head.weight.detach(), head.weight.requires_grad
+    shares = [
+        Rows(nn.Parameter(whole[rows.start : rows.stop], learns), rows.start, head.chunk_tokens)
+        for rows in share_rows(len(whole), num_shards)
+    ]
     if isinstance(embedding, Embedding) and embedding.weight is head.weight:
         embedding = EmbeddingInShards(embedding, shares)
     return [embedding, *layers, FinalNorm(head), *shares]

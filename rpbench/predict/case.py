@@ -106,7 +106,6 @@ TIMED_SEQ_LEN = 2048  # tokens of a sequence where layers were timed
 
 
 def _counted(model: Architecture, basis: Basis) -> dict[str, float]:
-    """Counted times of the parts that were timed."""
     timed = replace(model, seq_len=TIMED_SEQ_LEN, context=None)
     times = times_of(setting_of(timed, published_tokens_per_microbatch(model.published_name or ""), basis))
     parts = (times.forward[0], times.backward[0], times.head_forward, times.head_backward)

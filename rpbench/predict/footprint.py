@@ -9,6 +9,7 @@ keeps.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from rpbench.cost.footprint.sizes import HEAD_CHUNK_TOKENS, model_bytes
@@ -47,19 +48,15 @@ class Footprint:
     host: Bytes
 
     def verdict(self, basis: Basis) -> Verdict:
-        inf = float("inf")
         limits = (
-            ("a device", self.device, basis.get("device_memory_bytes", inf) - basis.get("reserved_memory_bytes", 0.0)),
+            ("a device", self.device, basis.usable_memory_bytes),
             ("the host", self.host, basis.get("host_memory_bytes", inf)),
         )
-        place, classes, limit = min(limits, key=lambda each: _margin(each[1], each[2]))
+        margins = [1 - sum(classes.values()) / limit for _, classes, limit in limits]  # 1 without a limit
+        margin = min(margins)
+        place, classes, _ = limits[margins.index(margin)]
         largest = max(classes, key=lambda name: classes[name], default="nothing")
-        margin = _margin(classes, limit)
         return Verdict(margin >= 0, margin, f"{largest} on {place}")
-
-
-def _margin(classes: Bytes, limit: float) -> float:
-    return 1.0 if limit == float("inf") else 1 - sum(classes.values()) / limit
 
 
 # --- RoundPipe and Mobius ------------------------------------------------------------------------------------
@@ -216,7 +213,6 @@ def pipeline_stage(case: Case, stage: int, num_layers: int) -> Bytes:
 
 
 def pipeline(case: Case, layers: Sequence[int]) -> Footprint:
-    """The fullest stage of a cut."""
     return Footprint(_fullest(pipeline_stage(case, stage, count) for stage, count in enumerate(layers)), {})
 
 

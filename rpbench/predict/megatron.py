@@ -53,7 +53,7 @@ def _best(key: _Key) -> tuple[int, ...]:
     times = times_of(case.setting(case.microbatch_tokens))
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     head = times.head_forward + times.head_backward
-    limit = case.basis.get("device_memory_bytes", float("inf")) - case.basis.get("reserved_memory_bytes", 0.0)
+    limit = case.basis.usable_memory_bytes
 
     @cache
     def size(stage: int, count: int) -> float:

@@ -17,7 +17,7 @@ times whole steps of large models in fractions of a second. The host's lane is t
 Source: arXiv 2604.27085; transfers and optimizer as in its released library.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -76,8 +76,6 @@ class Jobs:
 
 @dataclass
 class _Visit:
-    """A job on its device."""
-
     device: int
     step: int
     call: int
@@ -92,8 +90,6 @@ class _Visit:
 
 
 class Lanes:
-    """The tasks of a run."""
-
     def __init__(self, jobs: Jobs) -> None:
         self.jobs, self.tasks = jobs, Tasks()
         self._numbers: dict[Slot, int] = {}
@@ -101,7 +97,9 @@ class Lanes:
         self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]  # by step; the last task ends the step
         self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> the task that stored it
         self.host = -1
-        self.keepers = _keepers(jobs.plan)
+        plan = jobs.plan  # backward stage -> the forward stage that saves its input; the first stage has the tokens
+        recomputed = range(1, len(plan.backward) - plan.fused)
+        self.keepers = {stage: plan.keeping_stages[stage] for stage in recomputed if plan.backward[stage]}
         visits = self._visits()
         coming: list[_Visit | None] = [None] * jobs.num_devices
         for visit in reversed(visits):
@@ -246,17 +244,6 @@ class Lanes:
 lanes_of = lru_cache(maxsize=32)(Lanes)  # timed again with other costs
 
 
-def _keepers(plan: Partition) -> Mapping[int, int]:
-    """Backward stage -> the forward stage that saves its input for recomputation; the first stage has the tokens."""
-    found = {}
-    forward = plan.forward_ranges()
-    for stage, layers in enumerate(plan.backward_ranges()):
-        fused = plan.fused and stage == len(plan.backward) - 1
-        if stage and not fused and len(layers):
-            found[stage] = next(number for number, other in enumerate(forward) if layers.start in other)
-    return found
-
-
 # --- needs of tasks: device seconds, link bytes, host and interpreter work; and their times -----------------------
 
 
@@ -315,8 +302,6 @@ def devices_per_complex(basis: Basis) -> int:
 
 
 class Needs:
-    """The needs of the tasks of a plan's lanes."""
-
     def __init__(self, jobs: Jobs, case: Case, basis: Basis) -> None:
         plan = jobs.plan
         self.case, self.basis, self.plan = case, basis, plan

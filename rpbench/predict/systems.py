@@ -40,7 +40,7 @@ from rpbench.predict.case import Case, Terms, ring, waiting_s
 from rpbench.predict.footprint import Footprint
 from rpbench.predict.megatron import bound_cut
 from rpbench.predict.streaming import Jobs, Lanes, Need, Needs, Run, lanes_of, timed_with
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known
 from rpbench.sim.shared_links import HOST
 from rpbench.workload.counts import BYTES_PER_VALUE
 
@@ -100,8 +100,6 @@ def _sizes(lanes: Lanes, needs: Sequence[Need]) -> dict[tuple[str, ...], float]:
 
 @dataclass(frozen=True)
 class System:
-    """How one system is predicted."""
-
     step: Callable[[Case, Basis], Terms]  # seconds of a step by cause
     memory: Callable[[Case], Footprint]  # bytes on the fullest device and on the host
     # as `streamed_slopes`, where that is faster than timing a step again for each constant
@@ -231,6 +229,5 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 
 def system(name: str) -> System:
     """The system of that name; ValueError naming the nearest known one."""
-    if name not in SYSTEMS:
-        raise ValueError(unknown_name("system", name, list(SYSTEMS)))
+    check_known("system", name, SYSTEMS)
     return SYSTEMS[name]

@@ -290,7 +290,6 @@ def _work(plan: Plan, cells: Mapping[int, Sequence[str]], terms: Terms, node: Di
 def _work_by_jobs(
     slurm: Slurm, plan: Plan, cells: Mapping[int, Sequence[str]], terms: Terms, config: DictConfig
 ) -> None:
-    """The same with a job for each cell."""
     Worker(Path(config.hydra.sweep.dir), plan, cells, terms, partial(_carry_out, slurm=slurm)).work()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rpbench.places import CONF
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known, unknown_name
 from rpbench.untrusted import is_finite
 from rpbench.workload.counts import FUSED, Counts, Experts, Family, Latent
 
@@ -82,9 +82,7 @@ def why_not_built(model: Architecture) -> str:
 def architecture(name: str) -> Architecture:
     """The architecture of `conf/model/<name>.yaml`; ValueError for an unknown name, with the nearest."""
     path = CONF / "model" / f"{name}.yaml"
-    known = sorted(each.stem for each in path.parent.glob("*.yaml") if each.stem != "abstract")
-    if name not in known:
-        raise ValueError(unknown_name("model", name, known))
+    check_known("model", name, sorted(each.stem for each in path.parent.glob("*.yaml") if each.stem != "abstract"))
     return Architecture(**model_keys(path))
 
 
@@ -110,8 +108,7 @@ def unknown_key(key: str, known: list[str], what: str = "key of model") -> str:
 def _part(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     known = [each.name for each in fields(kind)]
     for key in given:
-        if key not in known:
-            raise ValueError(unknown_name(f"key of model.{name}", str(key), known))
+        check_known(f"key of model.{name}", key, known)
     missing = [each.name for each in fields(kind) if each.name not in given and each.default is MISSING]
     if missing:
         raise ValueError(f"model.{name} has no {', '.join(missing)}; it takes {', '.join(known)}")
@@ -189,8 +186,7 @@ def _check_options(model: Architecture) -> None:
     if model.family not in FAMILIES:
         raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
     for name in model.fused:
-        if name not in FUSED:
-            raise ValueError(unknown_name("name in model.fused", name, list(FUSED)))
+        check_known("name in model.fused", name, FUSED)
     if model.frozen_layers > model.num_layers:
         raise ValueError(
             f"model.frozen_layers={model.frozen_layers} of model.num_layers={model.num_layers}: freeze as many at most"
@@ -218,8 +214,7 @@ def _check_adapters(model: Architecture) -> None:
         if model.lora_rank is None:
             way_out = "set training_mode=lora (advise: finetune=lora) and lora_rank too"
             raise ValueError(f"model.lora_targets without adapters: {way_out}")
-        if name not in known:
-            raise ValueError(unknown_name("name in model.lora_targets", name, known))
+        check_known("name in model.lora_targets", name, known)
     # A router has as many outputs as there are experts, often fewer than a usual rank.
     beside = [each for each in maps if model.adapted(each) and each.part != "router"]
     least, name = min(((min(each.inputs, each.outputs), each.name) for each in beside), default=(LARGEST, ""))

@@ -269,12 +269,7 @@ class Counts:
     @cached_property
     def layer_parameters(self) -> int:
         """Parameters of one decoder layer without adapters."""
-
-        def of_kind(routed: bool) -> int:
-            layer = Layer(routed, None)
-            return self.dense_parameters(layer) + self.expert_parameters(layer)
-
-        return round(self._mean(of_kind))
+        return round(self._mean(lambda routed: self._parameters(Layer(routed, None))))
 
     @property
     def embedding_parameters(self) -> int:
@@ -289,8 +284,12 @@ class Counts:
     @cached_property
     def total_parameters(self) -> int:
         """Parameters of the whole model; a shared output matrix counts once, adapters of `lora` do not."""
-        layers = sum(self.dense_parameters(each) + self.expert_parameters(each) for each in self.layers)
-        return layers + self.embedding_parameters + self._end_vectors + (0 if self.tied else self.vocab * self.hidden)
+        return (
+            sum(map(self._parameters, self.layers))
+            + self.embedding_parameters
+            + self._end_vectors
+            + (0 if self.tied else self.vocab * self.hidden)
+        )
 
     @property
     def trainable_layer_parameters(self) -> int:
@@ -329,9 +328,7 @@ class Counts:
         """Parameters of the whole model that get a gradient."""
         if self.lora_rank is None:
             below = 0 if self.trains_embedding else self.embedding_parameters
-            frozen = self.layers[: self.frozen_layers]
-            below += sum(self.dense_parameters(each) + self.expert_parameters(each) for each in frozen)
-            return self.total_parameters - below
+            return self.total_parameters - below - sum(map(self._parameters, self.layers[: self.frozen_layers]))
         return self.num_layers * self.trainable_layer_parameters
 
     @property
@@ -425,12 +422,14 @@ class Counts:
             return of_kind(*self.kinds)
         return sum(part * of_kind(routed) for routed, part in self.kinds.items())
 
+    def _parameters(self, layer: Layer) -> int:
+        return self.dense_parameters(layer) + self.expert_parameters(layer)
+
     def _weights(self, maps: Iterator[Linear]) -> int:
         """Parameters of linear maps, each with its bias if there are any."""
         return sum(each.matrices * each.outputs * (each.inputs + self.biases) for each in maps)
 
     def _widths(self, convention: Convention) -> tuple[float, float]:
-        """Widths of the queries and of the keys of one token."""
         if convention == "artifact":
             return self.hidden, self.hidden * self.key_value_heads / self.heads
         return self.q_dim, self.kv_dim

@@ -69,9 +69,7 @@ def classes_of(
             `sizes.keeps_activations`.
         analysis: of the schedule, if there is one already.
     """
-    cut = schedule.partition
-    if cut is None:
-        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    cut = schedule.cut
     footprint = Footprint(schedule, sizes, in_flight, keeps, analysis)
     tables = footprint.classes(np.array([cut.forward]), np.array([cut.backward]))
     devices = range(schedule.shape.num_ranks)
@@ -190,7 +188,6 @@ class Footprint:
         return found
 
     def of_sizes(self, sizes: ModelBytes) -> "Footprint":
-        """The footprint with other sizes."""
         found = copy(self)
         found._take(sizes)
         return found

@@ -69,8 +69,7 @@ def host_bytes(
     objects on SSDs, the host has one layer for each device, in transfer. `analysis` and `shares`: of the same actions,
     if known; they are the same for every cut. `keeps`: as in `StageBytes`.
     """
-    if schedule.partition is None:
-        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    cut = schedule.cut
     numbers, of_schedule = range(schedule.shape.num_backward_stages), sizes.under(schedule)
     found = 0
     if schedule.weights is Weights.STREAMED:
@@ -78,10 +77,10 @@ def host_bytes(
         found = round(sizes.boundary * (len(numbers) - 1) * on_host) + _states(of_schedule)
     elif shares_or_offloads(schedule):
         shares = shares or ReplicaShares(analysis or Analysis(schedule))
-        stages = StageBytes(schedule.partition, of_schedule)
+        stages = StageBytes(cut, of_schedule)
         found = sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
     elif moves_activations(schedule):
-        stages = StageBytes(schedule.partition, of_schedule, keeps)
+        stages = StageBytes(cut, of_schedule, keeps)
         each = [int(stages.of(Payload("A", number, True, Fraction(1), "d2h"))) for number in numbers]
         hosted = (analysis or Analysis(schedule)).hosted_levels
         found = sum(int((np.array(list(levels)) @ each).max()) for levels in hosted)
@@ -109,7 +108,6 @@ def _on_ssd(layer: LayerSize, on_ssd: str) -> int:
 
 
 def _states(sizes: ModelBytes) -> int:
-    """Weights, gradients and optimizer state of all layers."""
     return sum(sum(layer[:3]) for layer in sizes.every)
 
 
@@ -261,7 +259,6 @@ class ReplicaShares:
         self._tries = analysis.schedule.policy is Policy.TRIAL
 
     def held(self, device: int) -> list[int]:
-        """The stages that run on a device."""
         return sorted({visit.stage for visit in self._visits[device]})
 
     def twins(self) -> list[int]:

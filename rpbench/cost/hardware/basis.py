@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import Any
 
 from rpbench.cost.hardware.declared import Declared, declarations
@@ -44,8 +45,12 @@ class Basis:
         """Bytes per second of a device's memory under element-wise kernels."""
         return self["memory_bytes_per_s"] * self["memory_efficiency"]
 
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Memory of one device less the reserved bytes."""
+        return self.get("device_memory_bytes", inf) - self.get("reserved_memory_bytes", 0.0)
+
     def scaled(self, name: str, factor: float) -> "Basis":
-        """The basis with one constant multiplied."""
         return Basis(self.cluster_name, {**self.values, name: self.values[name] * factor}, self.declared)
 
     def uncertain(self) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known
 
 # vendor: data sheet. published: from figures of the paper's artifact. counted: operators of an implementation, one by
 # one. assumed: our judgement, not tested here. fitted: set, or solved for, to meet the named cells of
@@ -25,8 +25,7 @@ class Declared:
     cells: tuple[str, ...] = ()  # for a fitted constant, the cells it was fitted to, as `table/system/platform/model`
 
     def __post_init__(self) -> None:
-        if self.origin not in ORIGINS:
-            raise ValueError(unknown_name("origin", str(self.origin), list(ORIGINS)))
+        check_known("origin", self.origin, ORIGINS)
         if not self.source:
             raise ValueError(f"a constant of origin {self.origin} needs a source: name the document or the reasoning")
         if not (isinstance(self.within, int | float) and 0 <= self.within < 10):

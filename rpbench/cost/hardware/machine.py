@@ -14,7 +14,7 @@ from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names,
 from rpbench.cost.hardware.measured import MEASURED
 from rpbench.cost.rings import ring_hops
 from rpbench.places import CONF
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known, unknown_name
 from rpbench.untrusted import is_finite
 
 _NO_NUMBERS = ("name", "published_name", "gpu", "ssd", "device_speeds", "measured", "collectives", "declared")
@@ -296,12 +296,11 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
 
     Raises ValueError for an unknown key or device, with the nearest, or a number that cannot be.
     """
-    known = [each.name for each in fields(Machine)]
+    known = sorted(each.name for each in fields(Machine))
     for key in values:
         if key in OLD_NAMES:
             raise ValueError(f"cluster.{key} is now cluster.{OLD_NAMES[key]}")
-        if key not in known:
-            raise ValueError(unknown_name("key of cluster", str(key), sorted(known)))
+        check_known("key of cluster", key, known)
     given = {key: value for key, value in values.items() if value is not None}
     if "ssd" in given:
         given["ssd"] = ssds_named(str(given["ssd"]))

@@ -14,7 +14,7 @@ from rpbench.engine.peers import here
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import WeightSource
 from rpbench.engine.workload import Workload
-from rpbench.models.vocab_shards import Half, HeadShard, Shard, Sums, summed_loss, together
+from rpbench.models.vocab_shards import Half, Rows, Shard, Sums, summed_loss, together
 
 LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gradient; None for 1
 
@@ -71,7 +71,7 @@ class HeadShards:
     def _shard(self, share: int, version: int) -> Shard:
         number = self._workload.shards[share]
         module = self._workload.modules[number]
-        assert isinstance(module, HeadShard)
+        assert isinstance(module, Rows)
         return module.shard(self._weights.all_of(number, version)["weight"])
 
     def _read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:

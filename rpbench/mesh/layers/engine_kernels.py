@@ -94,7 +94,6 @@ def counted(kernels: EagerKernels) -> dict[str, Terms]:
 
 
 def _terms(kernels: EagerKernels, load: Load, added: float, stepped: float) -> Terms:
-    """The terms of a load that adds so many gradient values and steps so many parameters."""
     numbers = kernels.numbers
     products = kernels.seconds(load._replace(memory_bytes=0.0))
     traffic = kernels.seconds(Load(0.0, 0.0, load.memory_bytes))

@@ -191,8 +191,6 @@ class Setting:
 
 
 class _Kernels:
-    """Products and element-wise work of one setting."""
-
     def __init__(self, setting: Setting) -> None:
         self.setting, self.c = setting, setting.software.constants
         gpu, bits = setting.machine.device, BITS[setting.precision]
@@ -229,7 +227,6 @@ class _Kernels:
         return max(2.0 * tokens * n * k / (self.rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
 
     def elementwise(self, num_bytes: float) -> float:
-        """Seconds of element-wise kernels that read and write that many bytes."""
         return num_bytes / self.bandwidth * self.c["elementwise"]
 
 
@@ -379,7 +376,6 @@ def _unfused(kernels: _Kernels, heads: float) -> tuple[float, float]:
 
 
 def _element_bytes(setting: Setting, layer: Layer) -> float:
-    """Bytes of element-wise kernels, forward."""
     own, tokens = setting.architecture, setting.microbatch_tokens
     hidden = 2.0 * own.hidden * setting.software.passes / setting.spread
     inner, extra = float(own.inner), 0.0

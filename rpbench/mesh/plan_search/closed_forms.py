@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rpbench.cost.arrays import Floats, Ints
 from rpbench.cost.footprint.sizes import LAYERS_GATHERED
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.data_parallel import TAIL
@@ -23,7 +24,7 @@ from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import adapter_parameters, states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
-from rpbench.mesh.plan_search.plans import EVEN, Floats, Inner, Ints, Plans, Space, enumerate_plans
+from rpbench.mesh.plan_search.plans import EVEN, Inner, Plans, Space, enumerate_plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Layer
@@ -50,7 +51,6 @@ class Question(NamedTuple):
         return Job(own, machine, mesh, known, self.seq_len, inner.sequences, self.precision, inner.recompute, **more)
 
     def job_of(self, plans: Plans, number: int) -> Job:
-        """The run of a plan."""
         return self.job(
             plans.inners[int(plans.inner[number])],
             self.machine,

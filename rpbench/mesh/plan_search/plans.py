@@ -7,16 +7,13 @@ from itertools import product
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from rpbench.cost.arrays import Ints
 from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import divisors, split_evenly
 from rpbench.mesh.layers.layer_seconds import LAYERWISE, Recompute
 from rpbench.mesh.layout import SHARDED, Mesh, Sharded, Sharing
 from rpbench.workload.architecture import Architecture
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "gpipe")
 SPLIT = frozenset({"zb_h1", "zb_h2"})  # orders that split backward
@@ -89,7 +86,6 @@ class Plans:
         )
 
     def cut(self, number: int, layers: int) -> tuple[int, ...]:
-        """The layers of each stage of a plan."""
         stages, last = int(self.pipeline[number] * self.chunks[number]), int(self.last[number])
         return split_evenly(layers, stages) if last == EVEN else (*split_evenly(layers - last, stages - 1), last)
 

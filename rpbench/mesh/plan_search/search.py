@@ -11,13 +11,14 @@ from itertools import islice
 
 import numpy as np
 
+from rpbench.cost.arrays import Ints
 from rpbench.ir.partition import divisors, filled, symmetric
 from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import SHARDED, Mesh
 from rpbench.mesh.memory import Bytes, Fullest, fitted, fullest
 from rpbench.mesh.plan_search.closed_forms import DOUBTED, Question, fastest_first, nearest, spare_bytes, timed_plans
-from rpbench.mesh.plan_search.plans import Ints, Space
+from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
 from rpbench.plan.search import plan_search

@@ -57,7 +57,6 @@ class Change:
         return f"{lacks}; fits with {fit}"
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
         found = {"text": str(self), "lacks_bytes": round(self.lacks_bytes), "settings": dict(self.settings)}
         if self.job is not None:
             found["num_devices"] = self.job.machine.size
