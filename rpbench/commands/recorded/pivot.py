@@ -12,7 +12,7 @@ import numpy
 import pyarrow as pa
 import pyarrow.compute
 
-from rpbench.commands.recorded.store import latex_table, options_of, table
+from rpbench.commands.recorded.store import latex_table, option_values, options_of, table
 from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.differing import NAMED, differing
@@ -84,7 +84,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
     row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
     for name in (row, column, value):
         if name not in frame:
-            frame[name] = _options(frame, name)
+            frame[name] = option_values(frame["config"], name, list(frame.columns))
     if row == column or value in (row, column):
         raise ValueError(f"rows={row}, columns={column}, value={value}: three keys that differ")
     keys = frame[[row, column]].astype(object).where(frame[[row, column]].notna(), "none")
@@ -112,19 +112,6 @@ def pivoted(options: dict[str, str]) -> Pivot:
     in_slots = _slots(clocks, keys.loc[runs.index]) if value.endswith("_s") and not baseline else ()
     remarks = (*in_slots, *(_updates(runs) if value == "step_time_s" else ()))
     return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in remarks)))
-
-
-def _options(frame: Any, name: str) -> list[Any]:
-    """An option of the runs, named as on the command line, such as `schedule.round_size`; ValueError if none has it."""
-    found = []
-    for text in frame.get("config", ()):
-        value = json.loads(text) if isinstance(text, str) else None
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        found.append(value)
-    if all(value is None or isinstance(value, dict) for value in found):
-        raise ValueError(unknown_name("column", name, list(frame.columns)) + ", and options such as recompute")
-    return found
 
 
 def _slots(clocks: Any, keys: Any) -> tuple[str, ...]:
