@@ -200,7 +200,7 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
         out.write(text)
 
 
-def option_values(configs: Iterable[Any], name: str, known: Sequence[str]) -> list[Any]:
+def option_values(configs: Iterable[Any], name: str, known: list[str]) -> list[Any]:
     """An option of each run, named as on the command line (`schedule.round_size`), from texts of configurations.
 
     What is nested is JSON; ValueError, with the `known` columns, for a name that none has, or that of a group.
