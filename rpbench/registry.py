@@ -39,6 +39,10 @@ GROUP = "rpbench.schedules"  # entry points of installed packages: a module that
 Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
 
 
+class GeneratorError(ValueError):
+    """An error in a user's generator, and no shape or option that it refuses; names file and line."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A registered schedule."""
@@ -165,7 +169,7 @@ class Entry:
             last = traceback.extract_tb(error.__traceback__)[-1].line or ""
             if isinstance(error, ValueError) and not isinstance(error, ScheduleError) and "raise " in last:
                 raise  # a shape that it refuses, not an error in it
-            raise ValueError(_error_sentence(file, error)) from None
+            raise GeneratorError(_error_sentence(file, error)) from None
         _check_returned(f"{file}: {self.generate.__name__} of schedule {self.name}", found, given[0])
         return found
 
@@ -175,13 +179,13 @@ def _check_returned(who: str, found: Any, shape: Shape) -> None:
     from rpbench.ir.checks.check import checked_actions
 
     if not (isinstance(found, Schedule) and all(_is_action(each) for _, _, row in found.items() for each in row)):
-        raise ValueError(
+        raise GeneratorError(
             f"{who} returned {found!r:.60}; a generator returns a Schedule of actions, as in return Schedule(shape, "
             "rows), and stages and microbatches are whole numbers"
         )
     sizes = [(each.num_stages, each.num_ranks) for each in (shape, found.shape)]
     if sizes[0] != sizes[1]:
-        raise ValueError(
+        raise GeneratorError(
             f"{who} is asked for {sizes[0][0]} stages on {sizes[0][1]} ranks and returned {sizes[1][0]} on "
             f"{sizes[1][1]}; return Schedule(shape, rows)"
         )

@@ -276,8 +276,9 @@ def dashboard(arguments: Sequence[str]) -> int:
     results, port = Path(options.get("results_dir", "results")), options.get("port", "0")
     if not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"port={port}: a whole number up to 65535; 0 takes a free one")
-    if results.exists() and not results.is_dir():
-        raise ConfigError(f"results_dir={results}: it is no folder; name the one that holds records, or will")
+    if not results.is_dir():
+        what = "it is no folder" if results.exists() else "there is no such folder"
+        raise ConfigError(f"results_dir={results}: {what}; name one that holds records, or run something first")
     with Dashboard(results, int(port)) as server:
         print(json.dumps({"dashboard": server.url}), flush=True)
         print("rpbench: the page follows the folder; Ctrl-C ends it", file=sys.stderr)

@@ -110,7 +110,8 @@ class Shown(NamedTuple):
     draw: Callable[[], Figure] | None = None
     drawings: Mapping[str, Callable[[], Figure]] = {}
     drawn_from: Mapping[str, str] = {}
-    words: Mapping[str, Any] = {}  # values for the braces in title and caption, besides `style.BUBBLES`
+    # values for the braces in title and caption, besides `style.BUBBLES`; `missing` is a sentence before the caption
+    words: Mapping[str, Any] = {}
     evidence: tuple[str, ...] = ()  # only where it depends on the records
 
 
@@ -132,6 +133,7 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
             found = find(experiments)._asdict()
             words = BUBBLES | found.pop("words")
             texts = {each: declared[each].format(**words) for each in ("title", "caption")}
+            texts["caption"] = " ".join(filter(None, (words.get("missing"), texts["caption"])))
             known = found | {"evidence": found["evidence"] or tuple(declared["evidence"])} | texts
             return Exhibit(**known, id=identity, question=declared["question"], command=command)
 

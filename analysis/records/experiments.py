@@ -90,6 +90,24 @@ class Experiments:
         return pd.DataFrame(self.checked(experiment))
 
     @_once
+    def cells_there(self, experiment: str) -> pd.DataFrame:
+        """The rows of `cells` without the records that are gone; other errors as of `cells`, also if all are gone."""
+        try:
+            return self.cells(experiment)
+        except MissingRuns as lack:
+            manifest, rows = self._sound(experiment), list[Record]()
+            for cell in manifest.cells:
+                try:
+                    rows += self._records(manifest, cell)
+                except WrongRecord:
+                    raise
+                except MissingRuns:
+                    continue
+            if not rows:
+                raise lack from None
+            return pd.DataFrame(rows)
+
+    @_once
     def checked(self, experiment: str) -> list[Record]:
         """The records of `cells` as in their files, without the missing values of a frame; errors as of `cells`."""
         manifest = self._sound(experiment)

@@ -43,7 +43,7 @@ class Switches(NamedTuple):
 
 @schedule("zb_auto", source="Qi et al., ICLR'24", needs_costs=True, searched={"memory_limit": ("2p", "1p", "1.5p")})
 def zb_auto(
-    shape: Shape, costs: StageCosts, *, memory_limit: str = "2p", until_weights: float | None = None
+    shape: Shape, costs: StageCosts, *, memory_limit: str | float = "2p", until_weights: float | None = None
 ) -> Schedule:
     """No rank ever holds more than the limit: `1p`, `2p`, or a number of the fullest stage's activations.
 
@@ -54,7 +54,7 @@ def zb_auto(
         if not 0 <= until_weights <= 1:
             raise ValueError(f"schedule.until_weights={until_weights}: a fraction of the activations, 0 to 1; try 0.5")
         costs = costs.keeping(until_weights)
-    limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
+    limit = read_limit(str(memory_limit), shape.num_ranks) * max(costs.activations)
     rows = repeat_steps(shape, _passes(_best_order(shape.num_microbatches, costs, limit)))
     return Schedule(shape, rows, name="zb_auto", placement=looped_placement(shape))
 
@@ -63,7 +63,7 @@ def read_limit(text: str, num_ranks: int) -> float:
     """The activations a memory limit allows: `2p` is twice the ranks, a number is itself; ValueError for any other text
     or below one activation.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(p?)", str(text).strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(p?)", text.strip())
     if match is None:
         raise ValueError(
             f"memory_limit={text!r}: write 1p or 2p (times the ranks), or a number of microbatch activations"

@@ -56,7 +56,11 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     num_devices = _num_devices(options, device)
     check_writable(folder, "out")
     cluster, answer = _measured(options, device, num_devices, tell)
-    foreign_cores = answer["foreign_cores"]
+    foreign_cores, within = answer["foreign_cores"], answer["within"]
+    worst = max(within, key=within.get)
+    _say(
+        f"parts of a layer are known within {min(within.values()):.0%} to {within[worst]:.0%} ({worst}), one deviation"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", foreign_cores))
     if (foreign_cores or 0.0) > BUSY:
@@ -69,7 +73,7 @@ def _measured(
 ) -> "tuple[Machine, dict[str, Any]]":
     """The machine, and its rates, collectives, layers and load of other programs as JSON-ready data."""
     from rpbench.engine.measure import calibration  # torch
-    from rpbench.run.cluster_file import cluster_of, layers_of
+    from rpbench.run.cluster_file import cluster_of, layers_of, within_of
 
     collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
     devices = {"num_devices": num_devices}
@@ -85,7 +89,8 @@ def _measured(
         "num_devices": cluster.num_devices,
         **{name: getattr(cluster, name) for name in SAID},
         "collectives": dict(cluster.collectives),
-        "layers": layers_of(found, devices),
+        "within": within_of(layers := layers_of(found, devices)),
+        "layers": layers,
         "foreign_cores": found.foreign_cores,
     }
 

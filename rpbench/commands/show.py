@@ -126,7 +126,10 @@ def _learning(model: Architecture) -> Iterator[str]:
         config = f"LoraConfig(r={model.lora_rank}, target_modules={where!r})"
         yield f"adapters learn, not the model: wrap it with PEFT's {config} before it is cut"
     if model.training_mode == "qlora":
-        yield "frozen weights are in 4 bits: load them with bitsandbytes' NF4"
+        yield (
+            "frozen weights are in 4 bits: load them with bitsandbytes' NF4, with bnb_4bit_quant_storage=bfloat16 "
+            "where they are sharded (zero_3, FSDP)"
+        )
     if model.frozen_layers:
         yield f"the first {model.frozen_layers} layers are frozen: call requires_grad_(False) on them"
     if model.optimizer_bits != 32:

@@ -9,7 +9,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job, kinds_of, stages_of
 from rpbench.mesh.layers.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.layers.layer_seconds import Seconds
-from rpbench.mesh.parameters import Held, held_layers, learning
+from rpbench.mesh.parameters import Held, gathered_layers, held_layers, learning
 from rpbench.passes.offload import Per
 
 TAIL = 0.06  # fraction of exchanges beside computation that nothing hides: the first or the last bucket
@@ -73,7 +73,9 @@ class Gathered(NamedTuple):
 
 
 def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
-    """Seconds of a layer with `parameters` on a device, under FSDP: the longer of computation and collectives."""
+    """Seconds of a layer with `parameters` of 16 bits on a device, under FSDP: the longer of computation and
+    collectives.
+    """
     mesh, beside = job.mesh, 1.0 + job.software.constants["beside"]
     near = job.replica_group(mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
@@ -142,9 +144,9 @@ def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False)
     """Seconds of the exchanges of each stage; a device with both ends of the model holds a tied matrix once."""
     end = -1 if ends_together and job.architecture.tied else len(counts) - 1
     stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))
-    held = [(held_layers(job, kinds, first=stage == 0, last=stage == end), kinds) for stage, kinds in stages]
-    found = [reduced(job, learning(job, own, kinds)) for own, kinds in held]
+    held = [(kinds, {"first": stage == 0, "last": stage == end}) for stage, kinds in stages]
+    found = [reduced(job, learning(job, held_layers(job, kinds, **ends), kinds)) for kinds, ends in held]
     if job.has_adapters and job.mesh.sharing.what == "parameters":  # all weights are gathered
-        gathered = [reduced(job, own).parameters for own, _ in held]
+        gathered = [reduced(job, gathered_layers(job, kinds, **ends)).parameters for kinds, ends in held]
         found = [each._replace(parameters=whole) for each, whole in zip(found, gathered, strict=True)]
     return tuple(found)

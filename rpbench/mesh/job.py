@@ -41,10 +41,10 @@ class Job(Setting):
             raise ValueError(f"mesh.context={mesh.context} does not divide seq_len={self.seq_len}")
         if mesh.sequence_parallel:
             check_slices(self.seq_len, mesh.tensor, "mesh.sequence_parallel")
-        if own.training_mode == "qlora" and (mesh.tensor > 1 or mesh.sharing.what == "parameters"):
+        if own.training_mode == "qlora" and mesh.tensor > 1:
             raise ValueError(
-                f"mesh.tensor={mesh.tensor} mesh.shard={mesh.sharing.what} with training_mode=qlora: blocks of 4 bits "
-                "are neither cut nor gathered under a mesh; take mesh.tensor=1 and mesh.shard=gradients"
+                f"mesh.tensor={mesh.tensor} with training_mode=qlora: blocks of 4 bits are not cut; take "
+                "mesh.tensor=1, with mesh.shard=parameters, which gathers them"
             )
         self._check_cut()
 

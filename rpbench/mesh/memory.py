@@ -18,9 +18,9 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import WEIGHT_SHARE, input_bytes, layer_bytes, logits_bytes, with_software, working_bytes
-from rpbench.mesh.parameters import Held, held_layers, learning, states_held
+from rpbench.mesh.parameters import Held, bits_of_weights, held_layers, learning, states_held
 from rpbench.registry import entry
-from rpbench.workload.counts import BYTES_PER_VALUE, Layer
+from rpbench.workload.counts import Layer
 
 Bytes = dict[str, float]
 LOG_SD = 0.06  # of counted over measured bytes
@@ -186,23 +186,19 @@ def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> Layer
     """Bytes of some layers' parameters and states on one device, after sharding."""
     learns = learning(job, own, layers)
     found, adapters = states_held(job, learns), 2.0 * (learns.dense + learns.experts) if job.has_adapters else 0.0
-    found = found._replace(weights=states_held(job, own).weights * (bits_of_weights(job) if layers else 1.0))
+    bits = bits_of_weights(job) if layers else 1.0
+    found = found._replace(weights=states_held(job, own).weights * bits)
     if job.mesh.sharing.what != "parameters":
         return found._replace(weights=found.weights + adapters)
     if job.mesh.pipeline == 1 or job.mesh.sharing.reshard:
         return found
     # gathered once a step, gradients summed whole
-    weights = found.weights + (2.0 * (own.dense + own.experts) + adapters)
+    weights = found.weights + (2.0 * bits * (own.dense + own.experts) + adapters)
     return found._replace(weights=weights, gradients=job.software.accumulate_bytes * (learns.dense + learns.experts))
 
 
 def _stepped(job: Job, size: LayerSize) -> LayerSize:
     return size._replace(optimizer=size.optimizer * job.optimizer_share)
-
-
-def bits_of_weights(job: Job) -> float:
-    """Bits of a layer's weights over the usual 16: fewer where frozen ones are quantised."""
-    return job.architecture.layer_weight_bytes / (BYTES_PER_VALUE * job.architecture.layer_parameters)
 
 
 def _on_their_way(job: Job) -> Bytes:
@@ -213,5 +209,5 @@ def _on_their_way(job: Job) -> Bytes:
     held = [(held_layers(job, ((kind, 1),), first=False, last=False), ((kind, 1),)) for kind in job.kinds]
     learns = max(learning(job, own, layers).largest for own, layers in held)
     found = {"gradients on their way": job.software.accumulate_bytes * learns}
-    gathered = 2.0 * LAYERS_GATHERED * max(own.largest for own, _ in held)
+    gathered = 2.0 * bits_of_weights(job) * LAYERS_GATHERED * max(own.largest for own, _ in held)
     return found | ({"gathered weights": gathered} if what == "parameters" else {})

@@ -10,7 +10,7 @@ from rpbench.mesh.layers.adapters import adapted_experts, adapted_maps
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Sharded
 from rpbench.mesh.software import Software
-from rpbench.workload.counts import Layer
+from rpbench.workload.counts import BYTES_PER_VALUE, Layer
 
 
 class Held(NamedTuple):
@@ -96,3 +96,15 @@ def held_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, l
     rows = padded_vocab(job) / mesh.tensor
     dense = found.dense + first * (rows + own.learned_positions) * own.hidden
     return found._replace(dense=dense + last * rows * own.hidden)
+
+
+def bits_of_weights(job: Job) -> float:
+    """Bits of a layer's weights over the usual 16: fewer where frozen ones are quantised."""
+    return job.architecture.layer_weight_bytes / (BYTES_PER_VALUE * job.architecture.layer_parameters)
+
+
+def gathered_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, last: bool) -> Held:
+    """`held_layers` as so many values of 16 bits, which a gather moves; quantised weights stay so on their way."""
+    bits, ends = bits_of_weights(job), held_layers(job, (), first=first, last=last)
+    found = held_layers(job, layers, first=False, last=False)
+    return Held(bits * found.dense + ends.dense, bits * found.experts, bits * found.largest)

@@ -7,7 +7,7 @@ from rpbench.mesh.data_parallel import beside_computation, gathered_layer, reduc
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layers.layer_times import tied_s
-from rpbench.mesh.parameters import held, held_layers, trained
+from rpbench.mesh.parameters import bits_of_weights, gathered_layers, held_layers, trained
 
 Terms = dict[str, float]
 
@@ -81,13 +81,13 @@ def stages_of_step(job: Job) -> StageSeconds:
     """
     if not _gathers(job) or job.mesh.pipeline > 1:
         return stage_seconds(job)
-    own, mesh = job.architecture, job.mesh
+    own, mesh, bits = job.architecture, job.mesh, bits_of_weights(job)
     forward = backward = 0.0
     for (kind, seconds), count in Counter(zip(own.layers, job.layers_s, strict=True)).items():
         parameters = own.dense_parameters(kind) / mesh.tensor
         if mesh.expert == 1:  # else experts stay on the devices they are spread over
             parameters += own.expert_parameters(kind) / mesh.expert_tensor
-        found = gathered_layer(job, seconds, parameters)
+        found = gathered_layer(job, seconds, bits * parameters)
         forward, backward = forward + count * found.forward, backward + count * found.backward
     return StageSeconds((forward + job.head.forward_all,), (backward + job.head.backward_all,), (0.0,))
 
@@ -98,7 +98,10 @@ def _ends_s(job: Job) -> float:
     """
     own, mesh = job.architecture, job.mesh
     if mesh.pipeline > 1:
-        whole = gathered_layer(job, job.head, held(job, 0).dense)
+        stages = job.stages_of(0)
+        layers = [each for stage in stages for each in job.stage_layers[stage]]
+        first = gathered_layers(job, layers, first=True, last=job.num_stages - 1 in stages)
+        whole = gathered_layer(job, job.head, first.dense)
         return whole.gather + whole.scatter
     root = padded_vocab(job) * own.hidden / mesh.tensor * (1 if own.tied else 2)
     found = gathered_layer(job, job.head, root)

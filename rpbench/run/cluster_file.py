@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
+from math import log
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.collective_rates import CollectiveRate
 from rpbench.cost.hardware.machine import NUMBERS, Machine
 from rpbench.cost.hardware.measured import HALVES, ISSUES_AHEAD, ON_HOST, PARTS, factor_name
-from rpbench.engine.measure.calibration import Calibration
+from rpbench.engine.measure.calibration import SHORTEST_S, Calibration
 from rpbench.mesh.layers.engine_kernels import counted, part_s
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of
@@ -21,7 +22,8 @@ from rpbench.records.provenance import hardware, now
 
 Figures = dict[str, float | int]
 
-WITHIN = 0.05  # relative standard deviation of a measured figure: a machine is not always equally fast
+WITHIN = 0.05  # least relative standard deviation of a measured figure: a machine is not always equally fast
+NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90 %
 
 
 def cluster_of(
@@ -45,6 +47,8 @@ def cluster_of(
     source = f"python -m rpbench calibrate, {now()}"
     row = {"origin": "measured", "within": WITHIN, "source": source}
     declared = dict.fromkeys((*figures, *measured), row)
+    for part, within in within_of(layers_of(found, devices)).items():
+        declared |= dict.fromkeys((factor_name(part, term) for term in PARTS[part]), row | {"within": within})
     declared |= {each.name: row | {"within": round(_within(each), 4)} for each in collectives}
     rates = {each.name: each.plain() for each in collectives}
     return Machine(name=name, **figures, measured=measured, collectives=rates, declared=declared)  # type: ignore[arg-type]
@@ -77,6 +81,20 @@ def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, 
     ]
 
 
+def within_of(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Relative standard deviation of the factors of each part, from `layers_of`; a machine is not always equally fast.
+
+    In nine of ten probes the prediction from the others is no further off than 1.645 of it. The smallest probe is not
+    among them: its time is that of launches.
+    """
+    _, *larger = sorted(layers, key=lambda each: each["hidden"] * each["num_tokens"])
+    found = {}
+    for part in PARTS:
+        off = [abs(log(max(each["predicted_s"][part], SHORTEST_S) / each["seconds"][part])) for each in larger]
+        found[part] = round(max(WITHIN, float(np.quantile(off, 0.9)) / NINE_OF_TEN), 4)
+    return found
+
+
 def _factors(
     part: str, found: Calibration, counts: Sequence[Sequence[float]], times: Sequence[float]
 ) -> Sequence[float]:
@@ -95,7 +113,7 @@ def _counts(found: Calibration, devices: Mapping[str, int]) -> dict[str, list[li
 
 def _within(rate: CollectiveRate) -> float:
     """Relative standard deviation of a bandwidth, from its 90 % interval."""
-    return max(WITHIN, (rate.bytes_per_s_high - rate.bytes_per_s_low) / (2 * 1.645 * rate.bytes_per_s))
+    return max(WITHIN, (rate.bytes_per_s_high - rate.bytes_per_s_low) / (2 * NINE_OF_TEN * rate.bytes_per_s))
 
 
 def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:

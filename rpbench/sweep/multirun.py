@@ -244,6 +244,8 @@ def _check_hydra(config: DictConfig) -> None:
         found = config.hydra[name]
         if not OmegaConf.is_dict(found) or not found.get("_target_"):
             raise ConfigError(f"hydra.{name}={found}: it is chosen by its name, as in hydra/{name}=basic")
+    if config.hydra.launcher.get("n_jobs") == 0:
+        raise ConfigError("hydra.launcher.n_jobs=0: so many workers run the cells; leave it out for one on each core")
     if not (isinstance(config.hydra.verbose, bool | str) or OmegaConf.is_list(config.hydra.verbose)):
         raise ConfigError(f"hydra.verbose={config.hydra.verbose}: true, false, or the names of loggers")
     if config.hydra.job.chdir:

@@ -18,6 +18,7 @@ from rpbench.config.loading import request_of
 from rpbench.config.request import Request
 from rpbench.records.manifest import Cell, Ends, Journal, Plan, recall
 from rpbench.records.record import run_id
+from rpbench.registry import GeneratorError
 from rpbench.run.recording import identity
 from rpbench.sweep.lease import Leases
 
@@ -92,7 +93,7 @@ class Worker:
             finally:
                 leases.give_back(lease)
         except (ValueError, RunFailed) as error:
-            write = journal.refused if isinstance(error, ValueError) else journal.failed
+            write = journal.failed if isinstance(error, (RunFailed, GeneratorError)) else journal.refused
             write(str(error))
             print(f"rpbench: cell {cell.number} ({' '.join(self.cells[cell.number])}): {error}", file=sys.stderr)
             if self.terms.fail_fast and not isinstance(error, ConfigError):

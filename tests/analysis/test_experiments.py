@@ -124,6 +124,27 @@ def test_a_record_that_is_gone_is_reported_by_cell_and_command(copied: Path) -> 
         Experiments(copied).cells("figure17")
 
 
+def test_exhibits_of_figure_17_show_the_other_cells_and_name_the_one_that_is_gone(
+    full_results: Path, tmp_path: Path
+) -> None:
+    """One missing record took the other 24 out of the paper's exhibits."""
+    folder = _copy(full_results, tmp_path / "results")
+    cell = read_manifest(folder, "figure17").cells[7]
+    shutil.rmtree(folder / cell.run_ids[0])
+    made, missing = catalogue.exhibits(Experiments(folder))
+    shown = {each.id: each for each in made if each.id in ("figure17", "published_cells", "timelines")}
+    assert len(shown) == 3
+    for each in shown.values():
+        assert each.caption.startswith("24 of 25 cells; missing: 1F1B on GPT-OSS-20B. ")
+        assert cell.run_ids[0] not in each.records
+        assert each.draw is None or each.draw()
+    assert shown["published_cells"].caption.endswith("24 of 24 cells agree in every number.")
+    assert "On the 4 of 5 models with all bars, one RoundPipe call" in shown["figure17"].caption
+    assert shown["figure17"].caption.endswith("29 of 29 published bars are met to their last digit.")
+    assert {"figure3", "prediction"} <= {each.id for each in made}  # they are about other schedules
+    assert dict(missing)["tuning"].startswith("1 of 25 runs of experiment=figure17: 1f1b gpt_oss_20b")
+
+
 def test_a_torn_record_is_as_good_as_gone(copied: Path) -> None:
     (torn,) = read_manifest(copied, "figure17").cells[7].run_ids
     text = (copied / torn / "record.json").read_text()
@@ -169,8 +190,10 @@ def test_a_torn_line_leaves_its_cell_planned(copied: Path) -> None:
     assert read_manifest(copied, "figure17").counts == {"done": 24, "planned": 1}
     assert len(Experiments(copied).cells("figure17")) == 24
     assert not is_complete(copied, Sweep("figure17"), lambda _: True)
-    _, missing = catalogue.exhibits(Experiments(copied))
-    assert dict(missing)["figure17"] == "1 of 25 runs of experiment=figure17: roundpipe qwen3_235b_lora"
+    made, missing = catalogue.exhibits(Experiments(copied))
+    (cells,) = (each for each in made if each.id == "published_cells")
+    assert cells.caption.startswith("24 of 25 cells; missing: RoundPipe on Qwen3-235B LoRA.")
+    assert dict(missing)["prediction"] == "1 of 5 runs of experiment=figure17: roundpipe qwen3_235b_lora"
 
 
 def test_a_sweep_without_a_verdict_is_no_empty_table(copied: Path) -> None:

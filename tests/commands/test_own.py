@@ -289,6 +289,17 @@ def test_an_error_in_a_generator_shows_the_calls_from_its_file_on(rpbench, place
     assert "gpipe.py, line" in err
 
 
+def test_an_error_in_a_generator_is_that_of_its_cells(rpbench, place):
+    """They were not applicable, and the sweep ended as if all was well."""
+    text = SCHEDULE.replace("NAME", "mine_own").replace("return gpipe(shape)", "return gpipe(7)")
+    (place / "schedule" / "own.py").write_text(text)
+    words = [word for word in SMALL if not word.startswith("schedule=")]
+    status, (row,), err = rpbench("--config-dir", "place", "-m", "schedule=mine_own,1f1b", *words)
+    assert (status, row["schedule"]) == (1, "1f1b")
+    assert "own.py, line 7, in own: return gpipe(7)" in err
+    assert "2 cells: 1 done, 1 failed" in err
+
+
 @pytest.mark.parametrize(
     "line, expected",
     [

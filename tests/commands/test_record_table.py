@@ -142,6 +142,21 @@ def test_export_takes_the_columns_that_are_asked_for_in_their_order(row, tmp_pat
         exported(tmp_path, "columns=shedule")
 
 
+def test_export_takes_options_as_they_are_typed(row, tmp_path):
+    """One that some runs have is empty for the others."""
+    for number, options in enumerate(({"name": "roundpipe", "round_size": 4}, {"name": "1f1b"})):
+        put(tmp_path, row | {"config": {"schedule": options, "cut": [1, number]}}, number)
+    chosen = "columns=seed,schedule.round_size,cut"
+    heads, *cells = exported(tmp_path, chosen)
+    assert (heads, sorted(cells)) == ("seed,schedule.round_size,cut", ['0,4,"[1, 0]"', '1,,"[1, 1]"'])
+    exported(tmp_path, "format=parquet", chosen, f"out={tmp_path / 'runs.parquet'}")
+    sizes = pyarrow.parquet.read_table(tmp_path / "runs.parquet")["schedule.round_size"]
+    assert set(sizes.to_pylist()) == {4, None}
+    for name in ("schedule.sideways", "schedule.name.more"):
+        with pytest.raises(ValueError, match=f"unknown column '{name}'.*, and options such as recompute"):
+            exported(tmp_path, f"columns={name}")
+
+
 def test_latex_fits_a_page_where_no_columns_are_chosen(row, tmp_path):
     put(tmp_path, row, 0)
     _, heads, cells, _ = exported(tmp_path, "--format", "latex")

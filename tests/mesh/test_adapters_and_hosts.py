@@ -7,12 +7,14 @@ from statistics import mean
 import pytest
 
 from rpbench.cost.hardware.machine import machine
+from rpbench.ir.partition import split_evenly
+from rpbench.mesh.data_parallel import exchanged
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.adapters import Adapters
 from rpbench.mesh.layers.layer_seconds import Seconds, _distinct_nodes
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import bytes_of_ranks
-from rpbench.mesh.parameters import adapter_parameters
+from rpbench.mesh.parameters import adapter_parameters, bits_of_weights
 from rpbench.mesh.placement import Group
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -84,11 +86,26 @@ def test_moments_of_8_bits_are_half_of_the_state_of_all_but_the_embedding(what, 
     assert shares == pytest.approx([1, (embedding + part * others) / (embedding + others)], rel=1e-3)
 
 
-@pytest.mark.parametrize("mesh", [Mesh(2, tensor=2), Mesh(4, sharing=Sharing("parameters"))])
-def test_weights_in_four_bits_are_neither_cut_nor_gathered_under_a_mesh(mesh):
+def test_weights_in_four_bits_are_not_cut_under_a_mesh():
     own = replace(architecture("llama3_8b"), training_mode="qlora", lora_rank=16)
-    with pytest.raises(ValueError, match="blocks of 4 bits are neither cut nor gathered under a mesh"):
-        job(own, mesh)
+    with pytest.raises(ValueError, match=r"blocks of 4 bits are not cut; take mesh\.tensor=1"):
+        job(own, Mesh(2, tensor=2))
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_weights_in_four_bits_are_gathered_in_four(pipeline):
+    """As FSDP and ZeRO-3 do; `zero_3` of one host was ranked, and a mesh refused it. The ends have 16 bits."""
+    mesh = Mesh(4 * pipeline, pipeline=pipeline, sharing=Sharing("parameters"))
+    own = replace(architecture("llama3_8b"), training_mode="lora", lora_rank=16)
+    wide, small = (job(each, mesh) for each in (own, replace(own, training_mode="qlora")))
+    bits = bits_of_weights(small)
+    assert 4.127 / 16 < bits < 0.26
+    held, less = (bytes_of_ranks(each)[0]["gathered weights"] for each in (wide, small))
+    assert less == pytest.approx(bits * held)
+    (whole, *_), (part, *_) = (exchanged(each, split_evenly(32, pipeline)) for each in (wide, small))
+    (ends, *_) = exchanged(wide, [0] * pipeline)
+    assert part.parameters - ends.parameters == pytest.approx(bits * (whole.parameters - ends.parameters), rel=1e-2)
+    assert step_terms(small)["data"] <= step_terms(wide)["data"]
 
 
 @pytest.mark.parametrize("devices", [2, 4])

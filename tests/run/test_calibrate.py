@@ -1,9 +1,11 @@
 """calibrate: the cluster file it writes, what is predicted with that, and what it refuses before it measures."""
 
 import json
+import math
 from dataclasses import fields, replace
 from functools import cache, partial
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -98,6 +100,20 @@ def test_a_layer_is_predicted_from_all_others():
     found.probes[slow][1]["forward"] *= 2
     layer = layers_of(found, {"num_devices": 2})[slow]
     assert layer["seconds"]["forward"] == pytest.approx(2 * layer["predicted_s"]["forward"], rel=1e-6)
+
+
+def test_factors_are_as_sure_as_they_predict_the_other_probes():
+    """They had 5 % on any machine, where probes do not fit each other too; the smallest has launches alone."""
+    found = made_up()
+    found.probes[0][1]["backward"] *= 13
+    found.probes[3][1]["forward"] *= 3
+    within = {name: row["within"] for name, row in cluster_of("mine", found, {"num_devices": 2}).declared.items()}
+    off = [abs(math.log(each["predicted_s"]["forward"] / each["seconds"]["forward"]))
+           for each in layers_of(found, {"num_devices": 2})[1:]]  # fmt: skip
+    assert within["engine_forward_products"] == pytest.approx(np.quantile(off, 0.9) / 1.645, abs=1e-4)
+    assert within["engine_forward_products"] > 0.2
+    assert within["engine_step_weights"] == within["memory_bytes_per_s"] == 0.05
+    assert within["engine_backward_layer_s"] < math.log(13) / 1.645
 
 
 def test_the_file_is_the_cluster(tmp_path):

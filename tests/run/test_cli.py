@@ -181,6 +181,7 @@ WRONG = [
     (["results_dir=/dev/null/results"], "no folder that can be written"),
     (["results_dir=/proc/x"], "results_dir=/proc/x: /proc is no folder that can be written"),
     (["dashboard", "results_dir=/dev/zero"], "results_dir=/dev/zero: it is no folder"),
+    (["dashboard", "results_dir=/nonexist"], "results_dir=/nonexist: there is no such folder; name one that holds rec"),
     (["num_devices=4", "num_steps=1000000"], "64,000,000 forwards; at most 4,194,304 fit"),
     (["num_devices=1000000", "num_microbatches=1"], "1,000,000 ranks; a table has at most 16,384"),
     (["model.num_layers=1000000000"], "a whole number from 1 to 1,000,000"),

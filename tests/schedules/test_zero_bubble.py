@@ -143,6 +143,17 @@ def test_a_limit_that_nothing_fits_in_is_refused(limit, told):
         build("zb_auto", 4, 8, memory_limit=limit)
 
 
+def test_what_does_not_fit_is_told_the_limit_that_fits(rpbench):
+    """The order is made for `memory_limit`, 2p by default, and a number was refused as no word."""
+    asked = ("schedule=zb_auto", "cost=analytic", "model=llama31_8b", "model.seq_len=8192", "cluster=dgx_h100")
+    _, (twice,), _ = rpbench(*asked, "recompute=none")
+    assert (
+        "GB of it are activations: take smaller microbatches, a smaller schedule.memory_limit, rec" in twice["reason"]
+    )
+    _, (two,), _ = rpbench(*asked, "recompute=none", "schedule.memory_limit=2")
+    assert (twice["status"], two["status"], max(two["peak_in_flight"])) == ("infeasible", "ok", 2)
+
+
 def test_a_base_that_is_none_is_refused():
     with pytest.raises(ValueError, match="unknown base 'gpip'; did you mean gpipe"):
         build("two_bp", 2, 2, base="gpip")

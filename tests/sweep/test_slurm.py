@@ -176,15 +176,17 @@ HANDING_IN = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLaunc
             "hydra/launcher=handing_in",
             r"this host has no srun, .* give the command on a login node, or take hydra/launcher=submitit_lo",
         ),
+        ("hydra/launcher=of_no_worker", r"hydra\.launcher\.n_jobs=0: so many workers run the cells; leave it out"),
         ("hydra/launcher=foo", r"hydra/launcher=foo: none of this name is installed; leave it out, or install"),
         ("hydra.launcher.num_host=2", r"did you mean hydra\.launcher\.num_hosts\? Keys: .*executor, folder, "),
         ("hydra.launcher.num_hosts=2", r"not a key of the chosen hydra\.launcher; .* that have it: slurm$"),
     ],
-    ids=["submitit_slurm", "foo", "misspelled", "of another"],
+    ids=["submitit_slurm", "joblib", "foo", "misspelled", "of another"],
 )
 def test_a_launcher_that_cannot_serve_here_is_one_line_before_anything_is_written(asked, said, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    ConfigStore.instance().store(group="hydra/launcher", name="handing_in", node={"_target_": HANDING_IN})
+    for name, node in (("handing_in", {}), ("of_no_worker", {"n_jobs": 0})):
+        ConfigStore.instance().store(group="hydra/launcher", name=name, node={"_target_": HANDING_IN, **node})
     with pytest.raises(ConfigError, match=said) as refused:
         sweep(["-m", asked, "schedule=gpipe,1f1b", f"results_dir={tmp_path / 'results'}"])
     assert "\n" not in str(refused.value)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Shown, Table, declared_table, exhibited
+from analysis.exhibits.tables.published_cells import missing
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars
@@ -28,9 +29,11 @@ from rpbench.run.recording import TIMELINE
 @exhibited("timelines")
 def exhibit(experiments: Experiments) -> Shown:
     rows, results = numbers(experiments), experiments.results
+    lost = missing(rows.to_dict("records"))
     found = declared_table("timelines", rows.assign(bubble=100 * rows["bubble_makespan"]))
     each = {f"timeline_{row['schedule']}_{row['model']}": row for row in rows.to_dict("records")}
-    return _shown(found, partial(draw, rows, results), each, partial(draw_one, results=results))
+    shown = _shown(found, partial(draw, rows, results), each, partial(draw_one, results=results))
+    return shown._replace(words={"missing": lost})
 
 
 def _shown(
@@ -41,8 +44,8 @@ def _shown(
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The 25 records; MissingRuns if a record or its timeline is missing."""
-    return _with_timelines(runs.calls(experiments), experiments.results, "figure17")
+    """The 25 records, or those that are there; MissingRuns if none is, or a timeline is missing."""
+    return _with_timelines(runs.calls_there(experiments), experiments.results, "figure17")
 
 
 def _with_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> pd.DataFrame:
@@ -88,6 +91,9 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
         by_name = rows.set_index(["schedule", "model"], drop=False)
         for down, schedule in enumerate(schedules):
             for across, model in enumerate(models):
+                if (schedule, model) not in by_name.index:
+                    panels[down, across].set_title("missing", fontsize=7.5, fontweight="normal")
+                    continue
                 row = by_name.loc[(schedule, model)]
                 text = f"{row['makespan_s']:.2f} s, bubble {100 * row['bubble_makespan']:.2f} %"
                 drawn.append(draw_small(panels[down, across], read_timeline(row.to_dict(), results), text))

@@ -1,12 +1,18 @@
 """`pivot`: one value of runs by two of their keys, for a terminal, or as CSV, LaTeX or HTML."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.commands.recorded.store import latex_table, options_of, table
+import numpy
+import pyarrow as pa
+import pyarrow.compute
+
+from rpbench.commands.recorded.store import latex_table, option_values, options_of, table
 from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.differing import NAMED, differing
@@ -78,7 +84,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
     row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
     for name in (row, column, value):
         if name not in frame:
-            frame[name] = _options(frame, name)
+            frame[name] = option_values(frame["config"], name, list(frame.columns))
     if row == column or value in (row, column):
         raise ValueError(f"rows={row}, columns={column}, value={value}: three keys that differ")
     keys = frame[[row, column]].astype(object).where(frame[[row, column]].notna(), "none")
@@ -89,7 +95,8 @@ def pivoted(options: dict[str, str]) -> Pivot:
     if numbers.empty:
         raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
     runs = frame.loc[numbers.index]
-    clocks = runs[[key for key in ("clock", "cost", "evidence") if key in runs]].apply(clock, axis=1)
+    told = runs[[key for key in ("clock", "cost", "evidence") if key in runs]].to_dict("records")
+    clocks = runs.assign(clock=[clock(each) for each in told])["clock"]
     of_a_cell = [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])]
     if value.endswith("_s") and (clocks.groupby(of_a_cell).nunique() > 1).any():
         raise ValueError(
@@ -105,19 +112,6 @@ def pivoted(options: dict[str, str]) -> Pivot:
     in_slots = _slots(clocks, keys.loc[runs.index]) if value.endswith("_s") and not baseline else ()
     remarks = (*in_slots, *(_updates(runs) if value == "step_time_s" else ()))
     return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in remarks)))
-
-
-def _options(frame: Any, name: str) -> list[Any]:
-    """An option of the runs, named as on the command line, such as `schedule.round_size`; ValueError if none has it."""
-    found = []
-    for text in frame.get("config", ()):
-        value = json.loads(text) if isinstance(text, str) else None
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        found.append(value)
-    if all(value is None or isinstance(value, dict) for value in found):
-        raise ValueError(unknown_name("column", name, list(frame.columns)) + ", and options such as recompute")
-    return found
 
 
 def _slots(clocks: Any, keys: Any) -> tuple[str, ...]:
@@ -144,15 +138,42 @@ def _updates(runs: Any) -> tuple[str, ...]:
 
 def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
     """A note on cells that hold several runs: how many, and in what they differ."""
-    cells = [cell for _, cell in frame.groupby([row, column], dropna=False) if len(cell) > 1]
-    if not cells:
+    cells = frame.groupby([row, column], dropna=False).ngroup()
+    named = [name for name in NAMED if name in frame and name not in (row, column)]
+    shared = cells.duplicated(keep=False)
+    frame, cells = frame.loc[shared, [*named, "config", "choices"]], cells[shared]
+    if frame.empty:
         return ()
-    asked = [name for name in (*NAMED, "config", "choices") if name in frame]
-    frames = [cell[asked].drop_duplicates().astype(object) for cell in cells]
-    varying = {name: None for each in frames for name in differing(_records(each.where(each.notna(), None)))}
+    several = frame[named].groupby(cells).nunique(dropna=False).gt(1).any()
+    varying = dict.fromkeys(several.index[several])
+    for _, found in _unlike_runs(frame, cells).groupby(cells):
+        varying |= dict.fromkeys(differing(_records(found.astype(object).where(found.notna(), None))))
     names = ", ".join(name for name in varying if name not in (row, column))
     what = f"that differ in {names}" if names else "of one request; compare says in what surroundings"
-    return (f"rpbench: a cell is the median of up to {max(map(len, cells))} runs {what}",)
+    return (f"rpbench: a cell is the median of up to {cells.value_counts().max()} runs {what}",)
+
+
+def _unlike_runs(frame: Any, cells: Any) -> Any:
+    """The few runs between which every option differs that differs in a cell, so that no other text need be parsed.
+
+    The texts are compared in pieces, `"key": value`. Of the runs of a cell with the same keys and names they are the
+    first, and for every piece the first that has another.
+    """
+    texts = frame["config"].fillna("{}") + ", " + frame["choices"].fillna("{}")
+    split = pa.compute.split_pattern(pa.array(texts.tolist(), pa.string()), ", ")
+    pieces = split.flatten().dictionary_encode()
+    keys = [text if '"name": ' in text else text.rpartition(": ")[0] or text for text in pieces.dictionary.to_pylist()]
+    values = pieces.indices.to_numpy()
+    shapes = numpy.unique(keys, return_inverse=True)[1][values]
+    alike = defaultdict(list)
+    for place, (cell, (begin, end)) in enumerate(zip(cells, pairwise(split.offsets.to_pylist()), strict=True)):
+        alike[cell, shapes[begin:end].tobytes()].append((place, values[begin:end]))
+    found = set()
+    for runs in alike.values():
+        places, rows = zip(*runs, strict=True)
+        unlike = numpy.stack(rows) != rows[0]
+        found |= {places[0], *(places[first] for first in unlike[:, unlike.any(axis=0)].argmax(axis=0))}
+    return frame.iloc[sorted(found)]
 
 
 def _records(frame: Any) -> list[Record]:

@@ -161,7 +161,7 @@ def _digest(content: bytes) -> str:
 
 
 def export(arguments: Sequence[str], out: TextIO) -> None:
-    """Write the canonical table to `out`, or to the file of `out=FILE`; `columns=A,B` chooses and orders its columns.
+    """Write the canonical table to `out`, or to the file of `out=FILE`; `columns=A,B` are columns or options of runs.
 
     ValueError for an unknown option, format or column, or Parquet without a file.
     """
@@ -177,28 +177,43 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
         check_target(Path(target))
         content = io.BytesIO()
         whole = table(results)
-        pyarrow.parquet.write_table(whole.select(_checked(chosen, whole.column_names) or whole.column_names), content)
+        for name in chosen:
+            if name not in (known := whole.column_names):
+                whole = whole.append_column(name, _column(option_values(whole["config"].to_pylist(), name, known)))
+        pyarrow.parquet.write_table(whole.select(chosen or whole.column_names), content)
         record.write_atomically(Path(target), content.getvalue())
         return
     rows = canonical(results)
-    names = _checked(chosen, columns_of(rows))
+    known = columns_of(rows)
+    options_of_runs = {n: option_values([row["config"] for row in rows], n, known) for n in chosen if n not in known}
+    for name, values in options_of_runs.items():
+        rows = [row | {name: value} for row, value in zip(rows, values, strict=True)]
     if form == "latex":
-        text = _latex(rows, names)
+        text = _latex(rows, chosen)
     else:
-        kept = [{name: row.get(name) for name in names} for row in rows] if names else rows
-        lines = (json.dumps(row, sort_keys=not names, allow_nan=False) + "\n" for row in kept)
-        text = "".join(lines) if form == "jsonl" else record.as_csv(kept, names or columns_of(rows))
+        kept = [{name: row.get(name) for name in chosen} for row in rows] if chosen else rows
+        lines = (json.dumps(row, sort_keys=not chosen, allow_nan=False) + "\n" for row in kept)
+        text = "".join(lines) if form == "jsonl" else record.as_csv(kept, chosen or known)
     if target:
         record.write_atomically(Path(target), text)
     else:
         out.write(text)
 
 
-def _checked(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
-    for name in chosen:
-        if name not in known:
-            raise ValueError(unknown_name("column", name, list(known)))
-    return list(chosen)
+def option_values(configs: Iterable[Any], name: str, known: list[str]) -> list[Any]:
+    """An option of each run, named as on the command line (`schedule.round_size`), from texts of configurations.
+
+    What is nested is JSON; ValueError, with the `known` columns, for a name that none has, or that of a group.
+    """
+    found = []
+    for text in configs:
+        value = json.loads(text) if isinstance(text, str) else None
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        found.append(value)
+    if all(value is None or isinstance(value, dict) for value in found):
+        raise ValueError(unknown_name("column", name, known) + ", and options such as recompute")
+    return [json.dumps(value) if isinstance(value, (list, dict)) else value for value in found]
 
 
 def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:

@@ -416,6 +416,8 @@ def _way_out(schedule: Schedule, largest: str) -> str:
     first, *others = known.get(largest, ("take smaller microbatches",))
     own = re.compile(rf"(schedule=|such as ){re.escape(schedule.name)}\b")
     others = [way for way in others if not (schedule.name and own.search(way))]
+    if "activations" in largest and schedule.name in _WAYS_OUT["own"]:
+        others.insert(0, _WAYS_OUT["own"][schedule.name])
     return ", ".join([first, *others[:-1], *(f"or {way}" for way in others[-1:])])
 
 

@@ -21,8 +21,8 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import WEIGHT_SHARE, layer_bytes, logits_bytes
 from rpbench.mesh.layers.layer_seconds import LAYERWISE, Precision, padded_vocab
 from rpbench.mesh.layout import SHARDED, Mesh
-from rpbench.mesh.memory import bits_of_weights, kept_bytes, working_set_bytes
-from rpbench.mesh.parameters import adapter_parameters, states_of
+from rpbench.mesh.memory import kept_bytes, working_set_bytes
+from rpbench.mesh.parameters import adapter_parameters, bits_of_weights, states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
 from rpbench.mesh.plan_search.plans import EVEN, Inner, Plans, Space, enumerate_plans
 from rpbench.mesh.software import Software
@@ -292,8 +292,9 @@ class _Forms:
         )
         layer = (each["dense"] + each["experts"] * (each["expert"] == 1)) * part / bandwidth
         scattered = self.learns * software.gradient_bytes  # of adapters, nothing to speak of
-        ahead = np.maximum(each["forward"] * (1 + beside), 2.0 * layer) - each["forward"]
-        later = np.maximum(back * (1 + beside), (2.0 + scattered) * layer) - back
+        gathered = 2.0 * each["bits"]
+        ahead = np.maximum(each["forward"] * (1 + beside), gathered * layer) - each["forward"]
+        later = np.maximum(back * (1 + beside), (gathered + scattered) * layer) - back
         whole = m * most * (ahead + later) + (2.0 * m + scattered) * self.ends * part / bandwidth
         fully = shared == SHARDED.index("parameters")
         return np.where(n == 1, 0.0, np.where(fully, whole, found))
@@ -365,7 +366,7 @@ class _Forms:
                 parts.append(weights + gradients + optimizer)
             found = found + np.select([shared == number for number in range(len(SHARDED))], parts)
         layer, learned = each["dense"] + each["experts"], each["learned"] + each["learned_experts"]
-        gathered = np.where(shared == SHARDED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
+        gathered = np.where(shared == SHARDED.index("parameters"), 2.0 * each["bits"] * LAYERS_GATHERED * layer, 0.0)
         scattered = np.where(shared >= SHARDED.index("gradients"), self.software.accumulate_bytes * learned, 0.0)
         return found + gathered + scattered
 

@@ -99,7 +99,7 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
     """All plans of a model on a machine whose sizes divide; if there is none, ValueError naming what to change."""
     devices, layers = machine.size, len(own.layers)
     if own.training_mode == "qlora":  # as a `Job` demands
-        space = replace(space, max_tensor=1, shared=tuple(what for what in space.shared if what != "parameters"))
+        space = replace(space, max_tensor=1)
     if space.refuses is not None:
         space = replace(space, refuses=partial(space.refuses, own))
     inners: list[Inner] = []

@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
+from analysis.exhibits.tables import published_cells
 from analysis.exhibits.tables.published_cells import cell_numbers, published_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
@@ -21,15 +22,18 @@ _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row for each `model` and `bar`: its four parts and `total` in percent, `published`, `source`, `run_id`."""
-    bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
+    """One row for each `model` and `bar`: its four parts and `total` in percent, `published`, `source`, `run_id`.
+
+    Bars whose record is gone are left out.
+    """
+    bars = [bar for row in runs.calls_there(experiments).to_dict("records") for bar in _of_call(row)]
     steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
     for row in steady.to_dict("records"):
         name = f"back to back {row['num_microbatches']}"
         bars.append(_bar(row, name, 100 * row["bubble_steady"], Published(None, ""), {}))
-    rows = pd.DataFrame(bars)
-    order = [(model, bar) for model in runs.MODELS for bar in _BARS]
-    return rows.set_index(["model", "bar"]).loc[order].reset_index()
+    rows = pd.DataFrame(bars).set_index(["model", "bar"])
+    order = [(model, bar) for model in runs.MODELS for bar in _BARS if (model, bar) in rows.index]
+    return rows.loc[order].reset_index()
 
 
 def _of_call(row: dict) -> list[dict]:
@@ -51,18 +55,28 @@ def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[st
     return own | {"published": published.value, "source": published.source, "run_id": row["run_id"]}
 
 
+def missing(data: pd.DataFrame) -> str:
+    calls = data[data["bar"].isin(_ONE_CALL)].assign(schedule=data["bar"].str.removesuffix("-sync"))
+    return published_cells.missing(calls.to_dict("records"))
+
+
 def answer(data: pd.DataFrame) -> str:
-    totals = data.pivot(index="model", columns="bar", values="total")
+    known = data.dropna(subset="published")
+    met = sum(round(row.total, _digits(row.bar)) == row.published for row in known.itertuples())
+    count = f"{met} of {len(known)} published bars are met to their last digit."
+    totals = data.pivot(index="model", columns="bar", values="total").reindex(columns=list(_BARS)).dropna()
+    if totals.empty:  # every model lacks a bar
+        return count
+    num_models = data["model"].nunique()
+    call = "One" if len(totals) == num_models else f"On the {len(totals)} of {num_models} models with all bars, one"
     best = totals[list(runs.BASELINES)].min(axis=1)
     sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]
     steady = [totals[f"back to back {count}"] for count in BACK_TO_BACK]
-    known = data.dropna(subset="published")
-    met = sum(round(row.total, _digits(row.bar)) == row.published for row in known.itertuples())
     return (
-        f"One RoundPipe call idles {_span(sync)} % of the time where the best of the other schedules idles "
+        f"{call} RoundPipe call idles {_span(sync)} % of the time where the best of the other schedules idles "
         f"{_span(best)} %; the relabelled bars say {_span(relabelled)} %, calls back to back leave "
         + " and ".join(f"{_span(each)} % at N = {count}" for each, count in zip(steady, BACK_TO_BACK, strict=True))
-        + f". {met} of {len(known)} published bars are met to their last digit."
+        + f". {count}"
     )
 
 
@@ -84,7 +98,7 @@ def draw(data: pd.DataFrame) -> Figure:
         models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
         panels = style.model_panels(figure, models, sharey=True, sharex=True)
         for axes, model in zip(panels, models, strict=True):
-            _draw_model(axes, data[data["model"] == model])
+            _draw_model(axes, data[data["model"] == model], list(names))
         panels[len(panels) // 2].set_xlabel("bubble (% of devices × makespan)")
         panels[0].set_yticks(range(len(names)), list(names.values()))
         panels[0].set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.18 * data["total"].max()))
@@ -101,10 +115,11 @@ def draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
+def _draw_model(axes: Axes, data: pd.DataFrame, bars: list[str]) -> None:
     style.grid_for_rows(axes)
-    axes.axhline(data["bar"].isin(_ONE_CALL).sum() - 0.5, color=style.GREY, linewidth=0.7, linestyle=":")
-    for height, row in enumerate(data.to_dict("records")):
+    axes.axhline(len({*bars} & {*_ONE_CALL}) - 0.5, color=style.GREY, linewidth=0.7, linestyle=":")
+    for row in data.to_dict("records"):
+        height = bars.index(row["bar"])
         if pd.isna(row["switch"]):
             axes.barh(height, row["total"], 0.7, color=style.VERMILION, edgecolor="black")
         else:
@@ -118,4 +133,4 @@ def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
         axes.text(row["total"] + 1, height, f"{row['total']:.2f}", va="center", fontsize=7.5)
 
 
-exhibit = exhibit_of("figure17", numbers, tabulate, draw, answer=answer)
+exhibit = exhibit_of("figure17", numbers, tabulate, draw, answer=answer, missing=missing)
