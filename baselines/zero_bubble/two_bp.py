@@ -16,7 +16,7 @@ over microbatches; that is left out.
 
 from baselines.zero_bubble.zb_h1 import split_schedule
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.registry import schedule, unknown_name
+from rpbench.registry import check_known, schedule
 
 _BASES = ("gpipe", "1f1b")
 
@@ -24,7 +24,6 @@ _BASES = ("gpipe", "1f1b")
 @schedule("two_bp", source="Rae et al., arXiv 2405.18047", searched={"base": _BASES})
 def two_bp(shape: Shape, *, base: str = "gpipe") -> Schedule:
     """Every rank keeps all microbatches until their W."""
-    if base not in _BASES:
-        raise ValueError(unknown_name("base", base, list(_BASES)))
+    check_known("base", base, _BASES)
     p, m = shape.num_ranks, shape.num_microbatches
     return split_schedule("two_bp", shape, [(m if base == "gpipe" else p - rank, m) for rank in range(p)])

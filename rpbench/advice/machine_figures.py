@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known
 
 COUNTS = ("num_devices", "devices_per_node", "device_memory_bytes", "host_memory_bytes")
 # Rates as a user names them -> fields of a machine; one way, bytes a second.
@@ -85,8 +85,7 @@ def _assumed(found: Machine, figures: Mapping[str, float], unread: tuple[str, ..
 def _figures(given: Mapping[str, str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, text in given.items():
-        if name not in FIGURES:
-            raise ValueError(unknown_name("figure", name, list(FIGURES)))
+        check_known("figure", name, FIGURES)
         try:
             value = float(text.replace("_", ""))
         except ValueError:

@@ -20,7 +20,7 @@ from rpbench.plan import METHODS, Choice, choose, pipedream
 from rpbench.plan.graph_cuts import Cuts, cuts_of
 from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known, unknown_name
 from rpbench.run.assemble import built, check_built, pose
 from rpbench.run.scheduled import host_misfit
 from rpbench.sim.graph import Graph
@@ -149,8 +149,7 @@ def _request(arguments: Sequence[str]) -> PartitionRequest:
         key, equals, value = item.partition("=")
         if not equals:
             raise ConfigError(f"cannot read {item!r}: write key=value; keys of a profile's plan: {', '.join(known)}")
-        if key not in known:
-            raise ConfigError(unknown_name("key", key, known))
+        check_known("key", key, known)
         given[key] = [cell.strip() for cell in value.strip("[]").split(",")] if key in LISTS else value
     request = typed(PartitionRequest, given)
     if request.plan != "pipedream":

@@ -21,15 +21,14 @@ from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
 from rpbench.ir.waits.edges import Key, key, needs
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known
 
 RULES = ("round_robin", "earliest_free", "dynamic")
 
 
 def deal(schedule: Schedule, costs: CostTable, rule: str) -> Schedule:
     """The same work on rows dealt by `rule`; ValueError for an unknown one, or for stages bound to their devices."""
-    if rule not in RULES:
-        raise ValueError(unknown_name("dispatch", rule, list(RULES)))
+    check_known("dispatch", rule, RULES)
     if rule == "round_robin":
         return schedule
     if schedule.weights is not Weights.STREAMED:

@@ -30,7 +30,7 @@ from rpbench.explain.split import Metric, explain
 from rpbench.mesh.software import usual_software
 from rpbench.records.describe import unit
 from rpbench.records.record import Record, find, read_all
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known, unknown_name
 from rpbench.run.assemble import Assembled
 from rpbench.run.mesh_run import job_of, planned, simulated, tokens_of
 from rpbench.run.modes.predict import basis_of, case_of
@@ -328,8 +328,7 @@ def _asked(arguments: Sequence[str]) -> Asked:
 def _metric(asked: Asked) -> Metric:
     usual = "mfu" if "mfu" in asked.typed else "tflops" if "tflops_per_device" in asked.typed else "pace"
     name = asked.own.get("metric", usual)
-    if name not in get_args(Metric):
-        raise ConfigError(unknown_name("metric", name, list(get_args(Metric))))
+    check_known("metric", name, get_args(Metric))
     return name  # type: ignore[return-value]  # one of them
 
 

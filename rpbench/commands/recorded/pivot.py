@@ -17,7 +17,7 @@ from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.differing import NAMED, differing
 from rpbench.records.record import Record
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known
 
 FORMATS = ("terminal", "csv", "latex", "html")
 ASKED = {
@@ -62,8 +62,7 @@ def pivot(arguments: Sequence[str], out: TextIO, err: TextIO) -> None:
     """
     options = options_of(arguments, ASKED)
     form, target = options["format"], options["out"]
-    if form not in FORMATS:
-        raise ValueError(unknown_name("format", form, list(FORMATS)))
+    check_known("format", form, FORMATS)
     if target and form == "terminal":
         raise ValueError(f"out={target}: choose what it holds: format=csv, latex or html")
     found = pivoted(options)
@@ -106,8 +105,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
     cells = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
     if baseline:
         known = {str(name): name for name in cells.columns}
-        if baseline not in known:
-            raise ValueError(unknown_name("baseline", baseline, list(known)))
+        check_known("baseline", baseline, known)
         cells = cells.div(cells[known[baseline]], axis=0)
     in_slots = _slots(clocks, keys.loc[runs.index]) if value.endswith("_s") and not baseline else ()
     remarks = (*in_slots, *(_updates(runs) if value == "step_time_s" else ()))

@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from rpbench.records import record
 from rpbench.records.record import Record, check_target
-from rpbench.registry import unknown_name
+from rpbench.registry import check_known, unknown_name
 from rpbench.untrusted import is_finite, positive
 from rpbench.whole_file import read_bytes
 
@@ -168,8 +168,7 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
     options = options_of(arguments, {"format": "csv", "columns": "", "results_dir": "results", "out": ""})
     form, target = options["format"], options["out"]
     chosen = [name.strip() for name in options["columns"].split(",") if name.strip()]
-    if form not in FORMATS:
-        raise ValueError(unknown_name("format", form, list(FORMATS)))
+    check_known("format", form, FORMATS)
     results = Path(options["results_dir"])
     if form == "parquet":
         if not target:
@@ -292,7 +291,6 @@ def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str
     while waiting:
         key, equals, value = waiting.pop(0).partition("=")
         name = key.removeprefix("--")
-        if name not in known:
-            raise ValueError(unknown_name("option", name, list(known)))
+        check_known("option", name, known)
         options[name] = value if equals else (waiting.pop(0) if waiting else "")
     return options
