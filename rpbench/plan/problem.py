@@ -137,8 +137,7 @@ class Problem:
 
     def charged(self, schedule: Schedule) -> CostTable:
         """Times of a finished schedule's actions, transfers included."""
-        assert schedule.partition is not None
-        costs = self.costs(schedule.partition)
+        costs = self.costs(schedule.cut)
         if self.traffic is None or not (self.traffic.optimizer or has_transfers(schedule)):
             return costs
         return self.traffic.charged(schedule, costs, self.keeps or None)

@@ -211,11 +211,10 @@ def _check_schedule(request: Request, schedule: Schedule) -> None:
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
     """The layers of each stage that keep their activations instead of recomputing: as many as fit."""
     memory = problem.memory
-    assert schedule.partition is not None
     if memory is None:
-        return schedule.partition.backward
+        return schedule.cut.backward
     footprint = Footprint(schedule, memory.sizes, peak_in_flight(graph), keeps=())
-    cut = np.array([schedule.partition.forward]), np.array([schedule.partition.backward])
+    cut = np.array([schedule.cut.forward]), np.array([schedule.cut.backward])
     return tuple(footprint.fitting(*cut, memory.limit_bytes)[0].tolist())
 
 

@@ -240,9 +240,8 @@ def complete(entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> d
 
 def unscheduled(plan: WholePlan) -> WholePlan:
     """The actions of a plan dealt evenly to independent devices; its makespan is that of perfect balance."""
-    shape, partition = plan.schedule.shape, plan.schedule.partition
-    assert partition is not None
-    schedule = side_by_side(partition, shape.num_ranks, shape.num_microbatches, shape.num_steps)
+    shape = plan.schedule.shape
+    schedule = side_by_side(plan.schedule.cut, shape.num_ranks, shape.num_microbatches, shape.num_steps)
     timeline = simulate(schedule, plan.costs)
     busy = sum(float(span.end - span.start) for span in timeline.spans())
     return WholePlan(schedule, plan.costs, {}, busy / shape.num_ranks)

@@ -203,9 +203,8 @@ def planned_teams(
         plan = plans[entrant.name]
         recompute: Literal["all", "except_last"] = "except_last" if plan.keeps_last else "all"
         if entrant.engine == "torch":
-            assert plan.schedule.partition is not None
-            partition = plan.schedule.partition.forward
-            case = case_of(asked, "torch_pipelining", "1F1B", partition=partition, recompute=recompute)
+            cut = plan.schedule.cut.forward
+            case = case_of(asked, "torch_pipelining", "1F1B", partition=cut, recompute=recompute)
             ranks = stack.enter_context(Ranks(asked.num_devices, asked.mode_as(Duel).timeout_s))
             yield entrant.name, TorchTeam(plan, case, ranks, make_program(plan.schedule, plan.costs), cores)
         else:

@@ -61,11 +61,10 @@ class Survey:
         cost = load(["cost=analytic"]).cost
         numbers = make_basis(cluster, cost.constants, cost.declared)
         times = times_of(setting_of(self.model, self.num_tokens, numbers, "engine"))
-        assert plan.schedule.partition is not None
         timeline = simulate(
             plan.schedule,
             times.table(
-                plan.schedule.partition,
+                plan.schedule.cut,
                 recompute_ahead=plan.costs.recompute_ahead,
                 fused_ahead=plan.costs.fused_ahead,
                 num_head_shards=plan.schedule.shape.num_head_shards,
