@@ -12,7 +12,16 @@ from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import compute_reach, half_width, ratio_reach, shared_errors
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.probing import leading
-from rpbench.advice.rows import NONE_RUNS, Misfit, Ranked, contender_runs_in, parameters, plain_misfit, plain_row
+from rpbench.advice.rows import (
+    NONE_RUNS,
+    Misfit,
+    Ranked,
+    as_run_by,
+    contender_runs_in,
+    parameters,
+    plain_misfit,
+    plain_row,
+)
 from rpbench.advice.side_searches import CHANGING, Glance, Side, bare, compile_kernels, dealt
 from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.basis import Basis
@@ -99,7 +108,9 @@ def advise(
         framework: only schedules that run there today; None: all.
         late: whether methods with gradients of older weights join the ranking; otherwise they have their own.
     """
-    asked = [each for each in contenders(names) if framework is None or framework in contender_runs_in(each, terms)]
+    asked = contenders(names)
+    if framework is not None:
+        asked = [as_run_by(each, framework) for each in asked if framework in contender_runs_in(each, terms)]
     if not asked:
         raise ValueError(NONE_RUNS.format(framework))
     left_out = dict[str, str]()

@@ -1,7 +1,7 @@
 """Rows: the plans of an advice as JSON, each with all that is needed to run it."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ _FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
 EXPORTS: Mapping[str, str] = _FRAMEWORKS["exports"]
+OPTIONS: Mapping[str, Mapping[str, Mapping[str, Sequence[Any]]]] = _FRAMEWORKS["options"]
 SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
 MEGATRON_MESHES = ("zero_2", "zero_3", "combined_1f1b")  # that Megatron runs as meshes, and not on one host
 CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
@@ -96,18 +97,28 @@ def runs_in(name: str) -> Sequence[str]:
     return RUNS_IN.get(name, (HERE,))
 
 
-def contender_runs_in(contender: Contender, terms: Terms) -> Sequence[str]:
-    """The frameworks that run a contender of one host on these devices."""
-    found, shards = runs_in(contender.name), terms.num_devices
+def contender_runs_in(contender: Contender, terms: Terms, options: Mapping[str, Any] | None = None) -> Sequence[str]:
+    """The frameworks that run a contender of one host on these devices, with some of its options, or with these."""
+    found, shards, own = runs_in(contender.name), terms.num_devices, options or {}
     if contender.entry.tensor_parallel and torchtitan_refuses(terms.model, shards, 1, shards, shards):
-        return [each for each in found if each != "torchtitan"]
-    return found
+        found = [each for each in found if each != "torchtitan"]
+    able = [each for each in found if all(own.get(name, known[0]) in known for name, known in _limits(contender, each))]
+    return able or (HERE,)
+
+
+def as_run_by(contender: Contender, framework: str) -> Contender:
+    """The contender with the values of its options that a framework has."""
+    return replace(contender, within=dict(_limits(contender, framework)))
+
+
+def _limits(contender: Contender, framework: str) -> Iterable[tuple[str, Sequence[Any]]]:
+    return OPTIONS.get(framework, {}).get(contender.name, {}).items()
 
 
 def plain_row(row: Ranked, terms: Terms, framework: str | None = None) -> dict[str, Any]:
     """A plan that fits, written for a framework; None: the first that runs it."""
     plan, pace = row.plan, row.plan.outcome.tokens_per_s
-    names = contender_runs_in(plan.contender, terms)
+    names = contender_runs_in(plan.contender, terms, dict(plan.setting.options))
     command = command_of(plan, terms)
     return {
         "schedule": plan.contender.name,

@@ -17,7 +17,7 @@ from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.ranking import AS_PLAIN, QUICK, advise
-from rpbench.advice.rows import HERE, RUNS_IN, command_of, contender_runs_in, mfu, runs_in
+from rpbench.advice.rows import HERE, OPTIONS, RUNS_IN, as_run_by, command_of, contender_runs_in, mfu, runs_in
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.machine import machine
 from rpbench.cost.table import LayerTimes
@@ -300,6 +300,19 @@ def test_frameworks_are_named_for_contenders():
     assert runs_in("zero_offload") == ["DeepSpeed"]
     assert runs_in("zero_offload(delayed_update=True)") == (HERE,)
     assert runs_in("roundpipe(asynchronous=True)") == runs_in("roundpipe")
+
+
+def test_a_framework_gets_no_plan_with_an_option_that_it_lacks():
+    """DeepSpeed offloads all or nothing at ZeRO-2; FSDP2 alone can scatter gradients once a step."""
+    case, offload, zero_2 = small(), contender("zero_offload"), contender("zero_2")
+    assert space_of(offload, case).dimensions["schedule.share"] == (1.0, 0.75, 0.5, 0.25)
+    assert space_of(as_run_by(offload, "DeepSpeed"), case).dimensions["schedule.share"] == (1.0,)
+    assert contender_runs_in(offload, case, {"share": 0.25}) == [HERE]
+    assert contender_runs_in(zero_2, case, {"reduce_each_microbatch": False}) == ["FSDP2", "DeepSpeed"]
+    for framework, schedules in OPTIONS.items():
+        for name, options in schedules.items():
+            assert framework in runs_in(name)
+            assert options.keys() <= entry(name).searched.keys()
 
 
 def test_torchtitan_runs_no_more_tensor_shards_than_heads_of_keys():

@@ -29,6 +29,8 @@ class Contender:
 
     entry: Entry = field(hash=False)
     fixed: tuple[tuple[str, Any], ...] = ()  # options that a search does not change, such as those of a late update
+    # option -> the only values to try, where what is to run the plan has no others
+    within: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -162,7 +164,11 @@ def space_of(contender: Contender, terms: Terms) -> Space:
     most = terms.num_microbatches(min(sizes))
     fixed = dict(contender.fixed)
     streams = entry.separate_cuts or entry.lower is not None
-    searched = {name: entry.values(name, terms.num_devices, most) for name in entry.searched if name not in fixed}
+    searched = {
+        name: tuple(value for value in values if value in contender.within.get(name, values))
+        for name in entry.searched
+        if name not in fixed and (values := entry.values(name, terms.num_devices, most))
+    }
     if terms.cluster.ssd is None:
         searched.pop("ssd", None)  # the machine has none
     others = {name: value for name, value in entry.options.items() if name not in searched and name not in fixed}
