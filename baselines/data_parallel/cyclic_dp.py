@@ -7,10 +7,8 @@ slots after worker i - 1, so that only one worker runs a stage at a time. With 3
     worker 1           0F1 1F1 2F1 2B1 1B1 0B1 0F4 1F4 2F4 2B4 1B4 0B4
     worker 2                   0F2 1F2 2F2 2B2 1B2 0B2 0F5 1F5 2F5 2B5 1B5 0B5
 
-A worker waits (`1WAIT0`) for the second forward of the worker before it, and for nothing else. If all passes are
-equally long, N workers together hold at most N (N + 1) / 2 stage inputs, and exactly that many once all have started.
-In data parallelism, where all start at once, they hold N^2. If a backward takes as long as k - 1 forwards, `stagger=k`
-keeps the workers evenly apart, with the same count.
+A worker waits (`1WAIT0`) for the second forward of the worker before it, and for nothing else. If a backward takes as
+long as k - 1 forwards, `stagger=k` keeps the workers evenly apart.
 
 Worker 0 starts a step before worker N - 1 has ended the one before. So all gradients of a step use the weights of the
 step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}). With `newest` (CDP-v2) worker i
@@ -21,11 +19,8 @@ Instead of an all-reduce, a stage's gradient goes from worker to worker, each ad
 the stage's home. The home of stage s is worker N - 1 - s, which has its master weights and optimizer state, steps it
 just before its next forward, and sends it to worker 0; from there it goes from worker to worker (v2: to worker N - s,
 and on round the ring). A worker always keeps a copy of all N stages: after a stage's backward it frees that copy and
-loads the next step's. With m = k N microbatches a worker runs k of them a step. A step sends N (N - 1) weights of a
-stage and k N^2 - 1 sums over the links; for k = 1 that is (N - 1) (2 N + 1) stages, where the all-reduce of data
-parallelism sends 2 N (N - 1).
-
-Ours: the home of each stage, and k.
+loads the next step's. With m = k N microbatches a worker runs k of them a step, which sends N (N - 1) weights of a
+stage and k N^2 - 1 sums over the links.
 
 Source: after the abstract of Fournier and Oyallon, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural
 Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Counts are derived.

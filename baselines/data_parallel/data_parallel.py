@@ -8,11 +8,8 @@ microbatches:
     device 1   0F2 1F2 1B2 0B2 0F3 1F3 1B3 0B3      net   1REDUCE_GRAD 0REDUCE_GRAD
     device 2   0F4 1F4 1B4 0B4 0F5 1F5 1B5 0B5      net   1REDUCE_GRAD 0REDUCE_GRAD
 
-A stage is the unit of reduction (a bucket); its all-reduce runs beside the backward of the stages below. With n devices
-a step moves 2 (n - 1) / n elements a parameter and device, and a device holds 16 bytes a parameter.
-
-In the engine every replica has its own weights, masters and moments. They are equal bit for bit after every step,
-because an all-reduce gives all replicas the same sum. One STEP stands for the steps of all replicas.
+A stage is the unit of reduction (a bucket); its all-reduce runs beside the backward of the stages below. One STEP
+stands for the steps of all replicas, which are equal bit for bit.
 
 Every method whose devices run whole microbatches has this order: `zero_2`, `zero_3`, `zero_offload` and `zero_infinity`
 only move other things beside it.

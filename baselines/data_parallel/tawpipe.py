@@ -15,18 +15,10 @@ owns slice i, so that successive slices are in successive groups. With 4 ranks, 
     gradients   in the owner's group, to the owner; in another one, to its first rank, which sends the sum to the owner
 
 The slice of the next turn arrives during this turn. An owner runs its own slice on the weights that it keeps. Ownership
-and optimizer state never move. A rank holds three slices of weights (its own, the current one, the next one) and three
-of gradients. In a step of G = m/p microbatches a rank, 3 (Q - 1) slices cross groups in each of the G p turns (forward,
-backward, gradients): 3 (Q - 1) G model sizes.
+and optimizer state never move.
 
-Group g starts g turns later, so that in each turn the groups load from different groups. A rank waits (0WAIT0) for the
-first forward of the rank at its place in the group before, and then follows its own pace. A step takes G p (f + b) + (Q
-- 1) f for the times f and b of one slice, and where a group has several ranks the time h of the first slice over a link
-more, if h is at most f / 2. If all ranks waited for one another after every turn, and b were at least f, each turn in
-which any group runs a backward would last b, and the bubble would be (Q - 1) (G b - (G - 1) f).
-
-Ours: gradients inside a group are summed in the order of microbatches; embedding and head travel with the first and the
-last slice; a group waits for the one before once a step, where the released code has idle turns.
+Group g starts g turns later, so that in each turn the groups load from different groups. A rank waits (0WAIT0) once a
+step for the first forward of the rank at its place in the group before, and then follows its own pace.
 
 Source: Wu et al., "TawPipe: Topology-Aware Weight Pipeline Parallelism for Accelerating Long-Context Large Models
 Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms are derived from that order.

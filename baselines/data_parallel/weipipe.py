@@ -17,18 +17,12 @@ The home of slice s is rank -s mod p, which has its master weights and optimizer
 The gradient of the last microbatch goes home. A rank holds at most p stage inputs, those of one microbatch. In a step
 of G = m/p microbatches a rank receives G (p - 1) slices forward, G p backward, and G p gradient sums.
 
-With a barrier after every turn, a step takes (m + p - 1)(f + b) for the times f and b of one slice: the bubble of 1F1B.
-Without a barrier rank r starts when the first slice reaches it, after r transfers. All ranks are then at about the same
-place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch. With links that
-keep up, n `buffers` and at least two microbatches a rank, a step waits max(0, (p - n)(f + b) + b). The released code
-has four buffers, two for each ring.
+There is no barrier after a turn: rank r starts when the first slice reaches it, and all ranks are then at about the
+same place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch. The released
+code has four `buffers`, two for each ring.
 
-The released code turns its backward ring the other way, from r to r - 1. With more than two ranks a rank then gets a
-slice that it should not run. All slices have one shape, so the code runs all the same
-(`tests/schedules/test_weipipe.py` replays both).
-
-Ours: an idle rank forwards nothing, and its successor loads the slice from its home. Embedding and head travel with the
-first and the last slice, where the released code has copies on all ranks and sums their gradients once.
+The released code turns its backward ring the other way, from r to r - 1, where with more than two ranks a rank gets a
+slice that it should not run (`tests/schedules/test_weipipe.py` replays both).
 
 Source: Lin et al., "WeiPipe: Weight Pipeline Parallelism for Communication-Effective Long-Context Large Model
 Training", PPoPP'25: its interleaved variant, as in the released code except for the ring above.

@@ -14,15 +14,6 @@ one reads and need not leave. With 3 layers and 4 microbatches on one device:
 The host steps a layer when its gradient has arrived. `delayed` is the fraction of the layers whose step is put off:
 these steps run beside the next forward, in the order in which it needs them, and no forward reads an old weight.
 
-For W bytes of weights, L layers, n microbatches and boundary tensors of C bytes a step moves: 2W of weights and one
-gradient; n (L - 1) C out and as much back as inputs of backwards; (n - 1)(L - 1) C back in the forward; and (n - 1)(L -
-1) C of gradients out and back. Horizontal order moves 2nW and n gradients. The device holds a layer and the next one.
-
-Ours: the reversal, which the name suggests; the step of a layer is put off whole or not at all, where the paper puts
-off a part of each; with several devices each streams the model for its own microbatches. `ssd` says what the paper's
-SSDs hold: optimizer state, which a STEP reads and writes back, and weights, which every load reads. Boundary tensors
-and gradients stay in host memory.
-
 Source: Yue et al., "GreedySnake: Accelerating SSD-Offloaded LLM Training with Efficient Scheduling and Optimizer Step
 Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follows from it.
 """

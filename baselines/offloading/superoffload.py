@@ -14,11 +14,9 @@ Nothing is stale: the step that remains is the step of plain training. If the ho
 comes after the last backward: the transfer of one gradient, one step, and the transfer of its weights.
 
 `speculate=false` does what the released code does with gradient clipping: VALIDATE comes first and no step is undone.
-`device_stages` of the first stages, whose gradients come last, are stepped on the devices after VALIDATE; neither their
-gradients nor their weights move.
+`device_stages` of the first stages, whose gradients come last, are stepped on the devices after VALIDATE.
 
-Several devices keep shards (ZeRO-3): for every visit weights are gathered, once they are settled, and gradients
-scattered after it. With `gather_each_visit=false` weights are gathered once a step, as in `zero_offload` (ours).
+Several devices keep shards (ZeRO-3), gathered for every visit once they are settled.
 
 Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its abstract and of the code in DeepSpeed
 (superoffload_stage3).

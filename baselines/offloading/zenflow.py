@@ -16,14 +16,7 @@ end of every S steps: 0 to S - 1 steps late. The first `num_warmup_steps` steps 
 `select_interval` columns are chosen anew every so many steps: then the device's moments start at 0, and masters are
 made from the 16-bit weights.
 
-With k = topk and P parameters, all devices together store 2 (1 - k) P bytes a step (a shard of the sum each) and load 2
-P every S steps, where `zero_offload` loads 2 P every step. In `zero_offload` the device waits after each backward for
-the last gradient's transfer, the host's steps and the transfer of weights. Here it waits for the transfer of weights
-alone, every S steps, as long as the host takes no longer for (1 - k) P than the device for S steps. Beside its weights
-and gradients a device holds 12 k bytes a parameter, divided over all devices.
-
-topk=1 is plain training, in shards (ZeRO-2). topk=0 leaves parameters that are not matrices to the host as well; with S
-= 1 it is `zero_offload`, with delayed updates if it overlaps.
+Beside its weights and gradients a device holds 12 topk bytes a parameter, divided over all devices.
 
 Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. Ours: the boundaries at which the
 device waits, before a choice of columns and at the end of a run (`rpbench.ir.policy`).
