@@ -22,21 +22,17 @@ from itertools import chain
 from baselines.bidirectional.dualpipe import check_even_ranks
 from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, step_rows
+from rpbench.ir.schedule import Schedule, Shape, check_even, step_rows
 from rpbench.registry import schedule
 
 
 @schedule("bitpipe", source="Wu et al., AAAI'25", looped=True, chunks=2)
 def bitpipe(shape: Shape) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up."""
-    p, m = shape.num_ranks, shape.num_microbatches
+    p = shape.num_ranks
     check_v("bitpipe", shape)
     check_even_ranks("bitpipe", shape)
-    if m % p:
-        raise ValueError(
-            f"bitpipe runs {m} microbatches in units of one for each rank: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
+    check_even("bitpipe", shape, "ranks")
     rows = step_rows(shape, lambda rank, batch: _step(p, rank, batch))
     placement = tuple((rank, p - 1 - rank) for (rank,) in v_placement(shape))
     return Schedule(shape, rows, name="bitpipe", placement=placement)

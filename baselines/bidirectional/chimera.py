@@ -49,8 +49,8 @@ from baselines.bidirectional.dualpipe import bidirectional_placement, check_both
 from baselines.bidirectional.hanayo import ends_first
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import Pass, Pull, Rows
+from rpbench.ir.schedule import Schedule, Shape, step_rows
+from rpbench.ordering.list_order import Pass, Pull, Rows, repeat_steps
 from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import schedule
 
@@ -78,18 +78,10 @@ def chimera(
         placement = tuple(tuple(route[stage] for route in _routes(p, pipelines)) for stage in range(p))
     else:
         step = _merge(p, m // 2) if in_pairs else _by_times(p, m, costs)
-    rows = [
-        tuple(
-            action
-            for first in range(0, shape.total_microbatches, m)
-            for what in row
-            for action in (
-                _paired(what, first) if in_pairs else [Action(what.kind, what.stage, first + what.microbatch)]
-            )
-        )
-        for row in step
-    ]
-    return Schedule(shape, tuple(rows), name="chimera", placement=placement)
+    rows = repeat_steps(shape, step)
+    if in_pairs:
+        rows = step_rows(shape, lambda rank, batch: (one for what in step[rank] for one in _paired(what, batch.start)))
+    return Schedule(shape, rows, name="chimera", placement=placement)
 
 
 def _check_units(p: int, m: int, *, in_pairs: bool, halves: int) -> None:

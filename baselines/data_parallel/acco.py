@@ -21,13 +21,13 @@ code.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import own_stages, whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.waits.edges import version_read
+from rpbench.passes.lower import with_rows
 from rpbench.registry import schedule
 
 ROUNDS = 2  # of an update
@@ -36,8 +36,7 @@ ROUNDS = 2  # of an update
 def _lower(order: Schedule, *, prefetch: int) -> Schedule:
     """The order with the actions of lane net."""
     devices = range(order.shape.num_ranks)
-    rows = tuple({"compute": order.compute(device), "net": tuple(_net(order, device))} for device in devices)
-    return replace(order, rows=rows)
+    return with_rows(order, ({"compute": order.compute(device), "net": _net(order, device)} for device in devices))
 
 
 @schedule(

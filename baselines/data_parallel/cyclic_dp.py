@@ -27,7 +27,6 @@ Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Count
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import through_all
 from baselines.data_parallel.weipipe import passed_on
@@ -36,8 +35,7 @@ from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.edges import version_read
-from rpbench.ir.waits.visits import visits_of
-from rpbench.passes.peer_lanes import check_slices, step_at_home, sums
+from rpbench.passes.peer_lanes import check_slices, step_at_home, with_peer_lanes
 from rpbench.registry import schedule
 
 
@@ -51,11 +49,7 @@ def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Sch
     p, loads = order.shape.num_ranks, _loads_before_use if newest else _loads
     stepped = step_at_home(order, [home(worker, p) for worker in range(p)], before_use=True)
     index = Index(stepped)
-    rows = []
-    for worker, visits in enumerate(visits_of(index)):
-        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
-        rows.append({"compute": stepped.compute(worker), "h2d": tuple(loads(order, worker)), "d2h": goes})
-    return replace(stepped, rows=tuple(rows))
+    return with_peer_lanes(index, lambda worker, _: loads(order, worker), lambda visit: passed_on(index, visit, home))
 
 
 @schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower, whole_microbatches=True)

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Row, Schedule, Shape, step_rows
+from rpbench.ir.schedule import Row, Schedule, Shape, check_even, step_rows
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
@@ -35,16 +35,6 @@ def whole_microbatches(shape: Shape, name: str, policy: Policy = Policy.FLUSH) -
     everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages
     rows = step_rows(shape, lambda device, batch: through_all(shape.num_stages, own_part(shape, device, batch)))
     return Schedule(shape, rows, name=name, policy=policy, placement=everywhere)
-
-
-def check_even(name: str, shape: Shape, devices: str = "devices") -> None:
-    """Raise ValueError unless the devices can share the microbatches of a step evenly."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    if m % p:
-        raise ValueError(
-            f"{name} deals {m} microbatches to {p} {devices}: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
 
 
 def own_part(shape: Shape, device: int, batch: range) -> range:

@@ -24,15 +24,15 @@ Source: Wu et al., "TawPipe: Topology-Aware Weight Pipeline Parallelism for Acce
 Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms are derived from that order.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from baselines.data_parallel.data_parallel import through_all
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
+from rpbench.ir.partition import divisors
 from rpbench.ir.schedule import Schedule, Shape, step_rows
-from rpbench.ir.waits.visits import visits_of
-from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
+from rpbench.ir.waits.visits import Visit
+from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, with_peer_lanes
 from rpbench.registry import schedule
 
 
@@ -66,22 +66,20 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
         raise ValueError(f"prefetch={prefetch}: slices that come ahead, 0 for none; take 1, as TawPipe does")
     p = order.shape.num_ranks
     kept = sorted(range(p), key=lambda stage: owner(stage, p, groups))
-    stepped = step_at_home(order, kept)
-    rows = []
-    for rank, visits in enumerate(visits_of(Index(stepped))):
+
+    def comes(rank: int, visits: Sequence[Visit]) -> Iterator[Action]:
         others = [visit for visit in visits if visit.stage != kept[rank]]
-        comes = tuple(loads(others, prefetch + 1, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
-        goes = tuple(sums(visits, lambda visit: _goes_to(visit.device, visit.stage, p, groups)))
-        lanes = {"compute": stepped.compute(rank), "h2d": comes, "d2h": goes}
-        rows.append({name: row for name, row in lanes.items() if row})
-    return replace(stepped, rows=tuple(rows))
+        return loads(others, prefetch + 1, lambda visit: _comes_from(visit.device, visit.stage, p, groups))
+
+    index = Index(step_at_home(order, kept))
+    return with_peer_lanes(index, comes, lambda visit: _goes_to(visit.device, visit.stage, p, groups))
 
 
 @schedule(
     "tawpipe",
     source="Wu et al., AAAI'26",
     lower=_lower,
-    searched={"groups": lambda num_ranks, _: [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]},
+    searched={"groups": lambda num_ranks, _: divisors(num_ranks)},
     whole_microbatches=True,
     gathers={},
 )
@@ -92,7 +90,7 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
     """
     p = shape.num_ranks
     if type(groups) is not int or groups < 1 or p % groups:
-        allowed = ", ".join(str(number) for number in range(1, p + 1) if p % number == 0)
+        allowed = ", ".join(map(str, divisors(p)))
         raise ValueError(f"schedule.groups={groups}: {p} ranks form equal groups only in these numbers: {allowed}")
     check_slices("tawpipe", shape)
     rows = step_rows(shape, lambda rank, batch: _step(batch, rank, p, p // groups))

@@ -29,14 +29,13 @@ Training", PPoPP'25: its interleaved variant, as in the released code except for
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Shape, step_rows
-from rpbench.ir.waits.visits import Visit, visits_of
-from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, sums
+from rpbench.ir.waits.visits import Visit
+from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, with_peer_lanes
 from rpbench.registry import schedule
 
 
@@ -48,14 +47,12 @@ def home(stage: int, num_ranks: int) -> int:
 def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
     """The order with every slice's STEP at its home, and both rings: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
     p = order.shape.num_ranks
-    stepped = step_at_home(order, [home(rank, p) for rank in range(p)])  # `home` is its own inverse
-    index = Index(stepped)
-    rows = []
-    for rank, visits in enumerate(visits_of(index)):
-        comes = tuple(loads(visits, buffers, lambda visit: _comes_from(index, visit)))
-        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
-        rows.append({"compute": stepped.compute(rank), "h2d": comes, "d2h": goes})
-    return replace(stepped, rows=tuple(rows))
+    index = Index(step_at_home(order, [home(rank, p) for rank in range(p)]))  # `home` is its own inverse
+    return with_peer_lanes(
+        index,
+        lambda _, visits: loads(visits, buffers, lambda visit: _comes_from(index, visit)),
+        lambda visit: passed_on(index, visit, home),
+    )
 
 
 @schedule(

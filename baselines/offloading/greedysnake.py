@@ -19,12 +19,11 @@ Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follow
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from baselines.data_parallel.data_parallel import check_even, own_part
+from baselines.data_parallel.data_parallel import own_part
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import ON_SSD, Schedule, Shape, Weights, step_rows
-from rpbench.passes.lower import add_steps
+from rpbench.ir.schedule import ON_SSD, Schedule, Shape, Weights, check_even, step_rows
+from rpbench.passes.lower import add_steps, each_row
 from rpbench.passes.offload import keep_on_ssd, stream
 from rpbench.registry import schedule
 
@@ -44,11 +43,7 @@ def _lower(order: Schedule, *, prefetch: int, delayed: float, ssd: str = "none")
 def with_host_steps(order: Schedule, place: Callable[[Action], tuple[int, ...]]) -> Schedule:
     """The order with a STEP of every stage on the host lane, sorted by `place`."""
     stepped = add_steps(order, lane="host")
-    rows = (
-        {name: tuple(sorted(row, key=place)) if name == "host" else row for name, row in lanes}
-        for lanes in stepped.rows
-    )
-    return replace(stepped, rows=tuple(rows))
+    return each_row(stepped, lambda lane, row: sorted(row, key=place) if lane == "host" else row)
 
 
 @schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})

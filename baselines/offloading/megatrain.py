@@ -23,10 +23,10 @@ Source: "MegaTrain", arXiv 2604.05091, after its released code and README; count
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.data_parallel.data_parallel import check_even, own_part
+from baselines.data_parallel.data_parallel import own_part
 from baselines.offloading.greedysnake import with_host_steps
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, Weights, step_rows
+from rpbench.ir.schedule import Schedule, Shape, Weights, check_even, step_rows
 from rpbench.passes.offload import stream
 from rpbench.registry import schedule
 

@@ -28,6 +28,7 @@ from baselines.data_parallel.data_parallel import own_stages, whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import LateRest, Policy, boundaries, versions_stored
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import each_row
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
@@ -45,12 +46,11 @@ def _lower(
     """The order with the steps of devices and host, and what moves between them."""
     rule = order.late_rest
     assert rule is not None
-    stepped = with_steps(order)
-    later = (  # in the warm-up the host steps all columns
-        tuple(each for each in row if each.kind is not Kind.STEP or (each.version or 0) > rule.num_warmup_steps)
-        for row in map(stepped.compute, range(order.shape.num_ranks))
+    first = 1 + rule.num_warmup_steps  # in the warm-up the host steps all columns
+    stepped = each_row(
+        with_steps(order),
+        lambda _, row: (each for each in row if each.kind is not Kind.STEP or (each.version or 0) >= first),
     )
-    stepped = replace(stepped, rows=tuple(later))
     if order.shape.num_ranks > 1:
         stepped = shard(stepped, parameters="step", gradients="visit")
     rows = []
@@ -68,9 +68,7 @@ def _lower(
                 for stage in reversed(range(order.shape.num_stages))
             ),
             "host": tuple(
-                Action(
-                    Kind.STEP if end.version <= rule.num_warmup_steps else Kind.STEP_REST, stage, version=end.version
-                )
+                Action(Kind.STEP if end.version < first else Kind.STEP_REST, stage, version=end.version)
                 for end in boundaries(rule, order.shape.num_steps)
                 for stage in own_stages(order.shape, device)
             ),

@@ -29,23 +29,24 @@ Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language 
 Models", MLSys'23, section 4.2.2.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import through_all, with_steps
-from rpbench.ir.action import Kind
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.passes.lower import with_rows
 from rpbench.registry import schedule
 
 _SUM_OF = {Kind.F: Kind.SUM_F, Kind.B: Kind.SUM_B}
 
 
 def _lower(order: Schedule, *, prefetch: int, sequence_parallel: bool = False) -> Schedule:
+    def sums(row: Row) -> Iterator[Action]:
+        return (each._replace(kind=_SUM_OF[each.kind]) for each in row if each.kind in _SUM_OF)
+
     stepped = with_steps(order)
-    rows = []
-    for lanes in stepped.lanes:
-        sums = (each._replace(kind=_SUM_OF[each.kind]) for each in lanes["compute"] if each.kind in _SUM_OF)
-        rows.append({**lanes, "net": tuple(sums)})
-    return replace(stepped, rows=tuple(rows))
+    return with_rows(stepped, ({**lanes, "net": sums(lanes["compute"])} for lanes in stepped.lanes))
 
 
 @schedule(
