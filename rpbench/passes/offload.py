@@ -33,6 +33,7 @@ from rpbench.ir.waits.edges import versions_by_step
 from rpbench.ir.waits.moves import TRANSFERS
 from rpbench.ir.waits.saved_inputs import keeping_stage
 from rpbench.ir.waits.visits import Visit, visits_of
+from rpbench.passes.lower import with_rows
 
 _FROM_SAVED = (Kind.B, Kind.I)  # they recompute from a saved input
 ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device
@@ -398,5 +399,5 @@ def _with_lanes(schedule: Schedule, rows: Sequence[Mapping[str, list[Action]]]) 
         for name, actions in more.items():
             if actions:
                 found.setdefault(name, []).extend(actions)
-        lanes.append({name: tuple(actions) for name, actions in found.items()})
-    return replace(schedule, rows=tuple(lanes))
+        lanes.append(found)
+    return with_rows(schedule, lanes)
