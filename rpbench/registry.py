@@ -16,12 +16,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from rpbench.ir.action import Action
 from rpbench.ir.costs import StageCosts, unit_costs
@@ -36,6 +36,7 @@ _ADAPTERS = "baselines.systems."  # other people's engines: no schedules, and th
 RENAMED = {"harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it")}
 GROUP = "rpbench.schedules"  # entry points of installed packages: a module that registers schedules
 
+Loaded = TypeVar("Loaded")
 Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
 
 
@@ -257,13 +258,10 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
         except ValueError as error:
             print(f"rpbench: left out: {plain(str(error))}", file=sys.stderr)
     for point in entry_points(group=GROUP):
-        modules.add(_checked(f"entry point {point.name} of {GROUP}", lambda name=point.value: _loaded(name)))  # type: ignore[misc]
+        load = partial(importlib.import_module, point.value)
+        modules.add(_checked(f"entry point {point.name} of {GROUP}", load).__name__)
     found = {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
     return MappingProxyType(dict(sorted(found.items())))
-
-
-def _loaded(name: str) -> str:
-    return importlib.import_module(name).__name__
 
 
 _OWN = "rpbench_own_"
@@ -295,7 +293,7 @@ def _imported(path: Path) -> str:
     return _checked(str(path), load)
 
 
-def _checked(what: str, load: Callable[[], str]) -> str:
+def _checked(what: str, load: Callable[[], Loaded]) -> Loaded:
     """The result of `load`; ValueError with file and line for an error in the user's code."""
     try:
         return load()

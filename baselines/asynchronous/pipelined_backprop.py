@@ -15,10 +15,8 @@ the version that is read and +n for weights predicted n steps ahead:
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 1F4@3+1 1B3@3 1B4@4
     rank 2   2F0@0 2B0@0 2F1@1 2B1@1 2F2@2 2B2@2 2F3@3 2B3@3 2F4@4 2B4@4
 
-Before the first step there is no velocity, and nothing is predicted. The paper's pipeline is fine-grained: a stage does
-a forward and a backward in every slot, so that D = 2 (S - 1 - s) for stage s of S. A rank of 1F1B does one of them at a
-time. Here D is measured on the order (`rpbench.engine.state.updates.compensation`), and both formulas use the measured
-D. A prediction takes the learning rate of the last step.
+Before the first step there is no velocity, and nothing is predicted. D is measured on the order
+(`rpbench.engine.state.updates.compensation`).
 
 Source: after the description of Kosson et al., "Pipelined Backpropagation at Scale: Training Large Models without
 Batches", MLSys'21 (arXiv 2003.11666). Formulas are from memory; the paper's text was not at hand.

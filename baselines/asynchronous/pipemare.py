@@ -12,9 +12,6 @@ over the first steps. T2 (discrepancy correction) runs backward on an estimate o
 (synchronous warm-up) flushes the first steps. The engine does T1 and T2 (`rpbench.engine.state.updates.compensation`),
 the order T3. Without T1 a parabola of curvature L diverges above the rate (2 / L) sin(pi / (4 tau + 2)).
 
-The paper's stage does a forward and a backward in every slot, so that tau = (2 (P - i) + 1) / N steps for stage i =
-1..P. A rank of 1F1B does one of them at a time and is late by (p - 1 - s) / N. Here tau is measured on the order.
-
 Source: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124).
 """
 

@@ -10,10 +10,7 @@ of which 2 and 3 go up:
     rank 2   1F2 2F0 1F3 2F1 5F0 6F2 5F1 6F3 6B2 5B0 6B3 5B1 2B0 1B2 2B1 1B3
     rank 3   0F2 0F3 3F0 4F0 3F1 4F1 7F2 7B2 7F3 7B3 4B0 3B0 4B1 3B1 0B2 0B3
 
-In slots of one chunk's forward the bubble is p - 2 if F = B, for any number of units; if B = 2F it is 2(p - 2), and p -
-2 more for every further unit. A rank holds at most 2p chunk activations (those of p microbatches) and two copies of the
-weights, whose gradients are summed before the step. The paper lets ranks in the middle sum early; `charge=bytes` puts
-every sum after the last gradient.
+A rank holds two copies of the weights, whose gradients are summed before the step.
 
 Source: Wu et al., "BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models Training",
 AAAI'25 (arXiv 2410.19367); order and placement as in its released code.
@@ -25,21 +22,17 @@ from itertools import chain
 from baselines.bidirectional.dualpipe import check_even_ranks
 from baselines.bidirectional.dualpipe_v import check_v, v_placement
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, step_rows
+from rpbench.ir.schedule import Schedule, Shape, check_even, step_rows
 from rpbench.registry import schedule
 
 
 @schedule("bitpipe", source="Wu et al., AAAI'25", looped=True, chunks=2)
 def bitpipe(shape: Shape) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up."""
-    p, m = shape.num_ranks, shape.num_microbatches
+    p = shape.num_ranks
     check_v("bitpipe", shape)
     check_even_ranks("bitpipe", shape)
-    if m % p:
-        raise ValueError(
-            f"bitpipe runs {m} microbatches in units of one for each rank: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
+    check_even("bitpipe", shape, "ranks")
     rows = step_rows(shape, lambda rank, batch: _step(p, rank, batch))
     placement = tuple((rank, p - 1 - rank) for (rank,) in v_placement(shape))
     return Schedule(shape, rows, name="bitpipe", placement=placement)

@@ -14,10 +14,9 @@ A unit is p microbatches; several units follow one another, each filling the end
 makespan is 2m + p - 2 slots; if B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank holds p/2 + 1
 (ends) to p (middle) stage activations.
 
-If B = 2F, units do not fit into each other. So for m > p the times choose among several orders: the units, an order
-that repeats one microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward; no
-rank may hold more than p activations. For B = 2F the idle share is then (p - 2) / (3m/2 + p - 2) for any number of
-units.
+If B = 2F, units do not fit into each other. So for m > p the times choose among the units, an order that repeats one
+microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward; no rank may hold more
+than p activations.
 
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
 The merged order is a list schedule on unit slots: backward first, then the forward of the deeper stage, with at most
@@ -31,13 +30,11 @@ With 4 ranks and 4 pipelines no slot is empty:
     rank 1   0F3 1F0 2F2 3F1 3B1 2B2 1B0 0B3
 
 `forward_doubling` is the paper's remedy for several units if B = 2F: a forward takes two microbatches at once and is
-then as long as a backward of one. It holds twice as many activations; the repeated orders above need no more memory.
+then as long as a backward of one.
 
-`backward_halving` is its other remedy: a forward takes a microbatch and each backward half of one, so that both are
-equally long. With halves in place of microbatches this is the order of doubling: 2N halves, forwards of two. So the
-microbatches of the shape are halves, numbered in a row, where a run asks for N whole ones. It holds as much as the
-order without halving, because two halves are one microbatch. If B = 2F it waits (p - 2) F for every multiple of p, an
-idle share of (p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, where 0F01 is one forward of halves 0 and 1:
+`backward_halving` is its other remedy: a forward takes a microbatch and each backward half of one. The microbatches of
+the shape are then halves, numbered in a row, and the order is that of doubling. With 4 ranks and 4 microbatches, where
+0F01 is one forward of halves 0 and 1:
 
     rank 0   0F01 0F23 3F45 3B4 3B5 3F67 3B6 3B7 0B0 0B1 0B2 0B3
     rank 1   1F01 2F45 1F23 2F67 2B4 2B5 1B0 1B1 2B6 2B7 1B2 1B3
@@ -52,8 +49,8 @@ from baselines.bidirectional.dualpipe import bidirectional_placement, check_both
 from baselines.bidirectional.hanayo import ends_first
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import Pass, Pull, Rows
+from rpbench.ir.schedule import Schedule, Shape, step_rows
+from rpbench.ordering.list_order import Pass, Pull, Rows, repeat_steps
 from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import schedule
 
@@ -81,18 +78,10 @@ def chimera(
         placement = tuple(tuple(route[stage] for route in _routes(p, pipelines)) for stage in range(p))
     else:
         step = _merge(p, m // 2) if in_pairs else _by_times(p, m, costs)
-    rows = [
-        tuple(
-            action
-            for first in range(0, shape.total_microbatches, m)
-            for what in row
-            for action in (
-                _paired(what, first) if in_pairs else [Action(what.kind, what.stage, first + what.microbatch)]
-            )
-        )
-        for row in step
-    ]
-    return Schedule(shape, tuple(rows), name="chimera", placement=placement)
+    rows = repeat_steps(shape, step)
+    if in_pairs:
+        rows = step_rows(shape, lambda rank, batch: (one for what in step[rank] for one in _paired(what, batch.start)))
+    return Schedule(shape, rows, name="chimera", placement=placement)
 
 
 def _check_units(p: int, m: int, *, in_pairs: bool, halves: int) -> None:

@@ -7,12 +7,10 @@ earliest microbatch, otherwise the deepest ready forward. With 2 ranks, 2 microb
     rank 0   0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1
     rank 1   1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
 
-This is the order on a grid of equal slots. If F = B and m is a multiple of p its bubble is 2(p - 1) chunk slots, a
-share of (p - 1) / (2Wm + p - 1). If B = 2F and m = p, the same order idles (2p - 2) / (3Wp + 2p - 2) of the time; with
-more microbatches it would wait in every round of p. So the times choose among several orders: the grid's, one that
+This is the order on a grid of equal slots. If F = B and m is a multiple of p its bubble is 2(p - 1) chunk slots; if B =
+2F it would wait in every round of p microbatches. So the times choose among several orders: the grid's, one that
 repeats (`rpbench.ordering.periodic`; for W > 1 groups of microbatches go through one wave after another), and both with
-passes pulled forward. Without hops the repeated order idles (2p - 2) / (3Wm + 2p - 2) if B = 2F and m is a multiple of
-p.
+passes pulled forward.
 
 A rank holds the activations of at most p microbatches, 2Wp chunk activations; `in_flight` allows more.
 

@@ -14,23 +14,20 @@ devices, 2 stages and two updates of 4 microbatches, device 0:
     net       0UNSHARD@0 1UNSHARD@0 0UNSHARD@0 1UNSHARD@0 | 1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD
               0STEP@1 0UNSHARD@1 1UNSHARD@1 | ... 0STEP@2 0UNSHARD@2 1UNSHARD@2 | ... 0STEP@3 | ... 0STEP@4
 
-Each half is the mean over its own microbatches, and the step takes the mean of the two. Each device has a shard of
-masters, moments and of the first half's gradient, which waits for the second; during a trial it also keeps a copy of
-what it restores. A round moves 2 (n - 1) / n elements a parameter over the links, as in ZeRO-1; an update has two
-rounds.
+Each half is the mean over its own microbatches, and the step takes the mean of the two.
 
 Source: Nabli et al., "ACCO: Accumulate while you Communicate" (arXiv 2406.02613), after a description of its released
 code.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import own_stages, whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.waits.edges import version_read
+from rpbench.passes.lower import with_rows
 from rpbench.registry import schedule
 
 ROUNDS = 2  # of an update
@@ -39,8 +36,7 @@ ROUNDS = 2  # of an update
 def _lower(order: Schedule, *, prefetch: int) -> Schedule:
     """The order with the actions of lane net."""
     devices = range(order.shape.num_ranks)
-    rows = tuple({"compute": order.compute(device), "net": tuple(_net(order, device))} for device in devices)
-    return replace(order, rows=rows)
+    return with_rows(order, ({"compute": order.compute(device), "net": _net(order, device)} for device in devices))
 
 
 @schedule(

@@ -7,10 +7,8 @@ slots after worker i - 1, so that only one worker runs a stage at a time. With 3
     worker 1           0F1 1F1 2F1 2B1 1B1 0B1 0F4 1F4 2F4 2B4 1B4 0B4
     worker 2                   0F2 1F2 2F2 2B2 1B2 0B2 0F5 1F5 2F5 2B5 1B5 0B5
 
-A worker waits (`1WAIT0`) for the second forward of the worker before it, and for nothing else. If all passes are
-equally long, N workers together hold at most N (N + 1) / 2 stage inputs, and exactly that many once all have started.
-In data parallelism, where all start at once, they hold N^2. If a backward takes as long as k - 1 forwards, `stagger=k`
-keeps the workers evenly apart, with the same count.
+A worker waits (`1WAIT0`) for the second forward of the worker before it, and for nothing else. If a backward takes as
+long as k - 1 forwards, `stagger=k` keeps the workers evenly apart.
 
 Worker 0 starts a step before worker N - 1 has ended the one before. So all gradients of a step use the weights of the
 step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}). With `newest` (CDP-v2) worker i
@@ -21,18 +19,14 @@ Instead of an all-reduce, a stage's gradient goes from worker to worker, each ad
 the stage's home. The home of stage s is worker N - 1 - s, which has its master weights and optimizer state, steps it
 just before its next forward, and sends it to worker 0; from there it goes from worker to worker (v2: to worker N - s,
 and on round the ring). A worker always keeps a copy of all N stages: after a stage's backward it frees that copy and
-loads the next step's. With m = k N microbatches a worker runs k of them a step. A step sends N (N - 1) weights of a
-stage and k N^2 - 1 sums over the links; for k = 1 that is (N - 1) (2 N + 1) stages, where the all-reduce of data
-parallelism sends 2 N (N - 1).
-
-Ours: the home of each stage, and k.
+loads the next step's. With m = k N microbatches a worker runs k of them a step, which sends N (N - 1) weights of a
+stage and k N^2 - 1 sums over the links.
 
 Source: after the abstract of Fournier and Oyallon, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural
 Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Counts are derived.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import through_all
 from baselines.data_parallel.weipipe import passed_on
@@ -41,8 +35,7 @@ from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.edges import version_read
-from rpbench.ir.waits.visits import visits_of
-from rpbench.passes.peer_lanes import check_slices, step_at_home, sums
+from rpbench.passes.peer_lanes import check_slices, step_at_home, with_peer_lanes
 from rpbench.registry import schedule
 
 
@@ -56,11 +49,7 @@ def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Sch
     p, loads = order.shape.num_ranks, _loads_before_use if newest else _loads
     stepped = step_at_home(order, [home(worker, p) for worker in range(p)], before_use=True)
     index = Index(stepped)
-    rows = []
-    for worker, visits in enumerate(visits_of(index)):
-        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
-        rows.append({"compute": stepped.compute(worker), "h2d": tuple(loads(order, worker)), "d2h": goes})
-    return replace(stepped, rows=tuple(rows))
+    return with_peer_lanes(index, lambda worker, _: loads(order, worker), lambda visit: passed_on(index, visit, home))
 
 
 @schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower, whole_microbatches=True)

@@ -8,11 +8,8 @@ microbatches:
     device 1   0F2 1F2 1B2 0B2 0F3 1F3 1B3 0B3      net   1REDUCE_GRAD 0REDUCE_GRAD
     device 2   0F4 1F4 1B4 0B4 0F5 1F5 1B5 0B5      net   1REDUCE_GRAD 0REDUCE_GRAD
 
-A stage is the unit of reduction (a bucket); its all-reduce runs beside the backward of the stages below. With n devices
-a step moves 2 (n - 1) / n elements a parameter and device, and a device holds 16 bytes a parameter.
-
-In the engine every replica has its own weights, masters and moments. They are equal bit for bit after every step,
-because an all-reduce gives all replicas the same sum. One STEP stands for the steps of all replicas.
+A stage is the unit of reduction (a bucket); its all-reduce runs beside the backward of the stages below. One STEP
+stands for the steps of all replicas, which are equal bit for bit.
 
 Every method whose devices run whole microbatches has this order: `zero_2`, `zero_3`, `zero_offload` and `zero_infinity`
 only move other things beside it.
@@ -25,7 +22,7 @@ from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Row, Schedule, Shape, step_rows
+from rpbench.ir.schedule import Row, Schedule, Shape, check_even, step_rows
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
@@ -38,16 +35,6 @@ def whole_microbatches(shape: Shape, name: str, policy: Policy = Policy.FLUSH) -
     everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages
     rows = step_rows(shape, lambda device, batch: through_all(shape.num_stages, own_part(shape, device, batch)))
     return Schedule(shape, rows, name=name, policy=policy, placement=everywhere)
-
-
-def check_even(name: str, shape: Shape, devices: str = "devices") -> None:
-    """Raise ValueError unless the devices can share the microbatches of a step evenly."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    if m % p:
-        raise ValueError(
-            f"{name} deals {m} microbatches to {p} {devices}: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
 
 
 def own_part(shape: Shape, device: int, batch: range) -> range:

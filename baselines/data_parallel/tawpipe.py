@@ -15,32 +15,24 @@ owns slice i, so that successive slices are in successive groups. With 4 ranks, 
     gradients   in the owner's group, to the owner; in another one, to its first rank, which sends the sum to the owner
 
 The slice of the next turn arrives during this turn. An owner runs its own slice on the weights that it keeps. Ownership
-and optimizer state never move. A rank holds three slices of weights (its own, the current one, the next one) and three
-of gradients. In a step of G = m/p microbatches a rank, 3 (Q - 1) slices cross groups in each of the G p turns (forward,
-backward, gradients): 3 (Q - 1) G model sizes.
+and optimizer state never move.
 
-Group g starts g turns later, so that in each turn the groups load from different groups. A rank waits (0WAIT0) for the
-first forward of the rank at its place in the group before, and then follows its own pace. A step takes G p (f + b) + (Q
-- 1) f for the times f and b of one slice, and where a group has several ranks the time h of the first slice over a link
-more, if h is at most f / 2. If all ranks waited for one another after every turn, and b were at least f, each turn in
-which any group runs a backward would last b, and the bubble would be (Q - 1) (G b - (G - 1) f).
-
-Ours: gradients inside a group are summed in the order of microbatches; embedding and head travel with the first and the
-last slice; a group waits for the one before once a step, where the released code has idle turns.
+Group g starts g turns later, so that in each turn the groups load from different groups. A rank waits (0WAIT0) once a
+step for the first forward of the rank at its place in the group before, and then follows its own pace.
 
 Source: Wu et al., "TawPipe: Topology-Aware Weight Pipeline Parallelism for Accelerating Long-Context Large Models
 Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms are derived from that order.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from baselines.data_parallel.data_parallel import through_all
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
+from rpbench.ir.partition import divisors
 from rpbench.ir.schedule import Schedule, Shape, step_rows
-from rpbench.ir.waits.visits import visits_of
-from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
+from rpbench.ir.waits.visits import Visit
+from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, with_peer_lanes
 from rpbench.registry import schedule
 
 
@@ -74,22 +66,20 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
         raise ValueError(f"prefetch={prefetch}: slices that come ahead, 0 for none; take 1, as TawPipe does")
     p = order.shape.num_ranks
     kept = sorted(range(p), key=lambda stage: owner(stage, p, groups))
-    stepped = step_at_home(order, kept)
-    rows = []
-    for rank, visits in enumerate(visits_of(Index(stepped))):
+
+    def comes(rank: int, visits: Sequence[Visit]) -> Iterator[Action]:
         others = [visit for visit in visits if visit.stage != kept[rank]]
-        comes = tuple(loads(others, prefetch + 1, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
-        goes = tuple(sums(visits, lambda visit: _goes_to(visit.device, visit.stage, p, groups)))
-        lanes = {"compute": stepped.compute(rank), "h2d": comes, "d2h": goes}
-        rows.append({name: row for name, row in lanes.items() if row})
-    return replace(stepped, rows=tuple(rows))
+        return loads(others, prefetch + 1, lambda visit: _comes_from(visit.device, visit.stage, p, groups))
+
+    index = Index(step_at_home(order, kept))
+    return with_peer_lanes(index, comes, lambda visit: _goes_to(visit.device, visit.stage, p, groups))
 
 
 @schedule(
     "tawpipe",
     source="Wu et al., AAAI'26",
     lower=_lower,
-    searched={"groups": lambda num_ranks, _: [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]},
+    searched={"groups": lambda num_ranks, _: divisors(num_ranks)},
     whole_microbatches=True,
     gathers={},
 )
@@ -100,7 +90,7 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
     """
     p = shape.num_ranks
     if type(groups) is not int or groups < 1 or p % groups:
-        allowed = ", ".join(str(number) for number in range(1, p + 1) if p % number == 0)
+        allowed = ", ".join(map(str, divisors(p)))
         raise ValueError(f"schedule.groups={groups}: {p} ranks form equal groups only in these numbers: {allowed}")
     check_slices("tawpipe", shape)
     rows = step_rows(shape, lambda rank, batch: _step(batch, rank, p, p // groups))

@@ -17,32 +17,25 @@ The home of slice s is rank -s mod p, which has its master weights and optimizer
 The gradient of the last microbatch goes home. A rank holds at most p stage inputs, those of one microbatch. In a step
 of G = m/p microbatches a rank receives G (p - 1) slices forward, G p backward, and G p gradient sums.
 
-With a barrier after every turn, a step takes (m + p - 1)(f + b) for the times f and b of one slice: the bubble of 1F1B.
-Without a barrier rank r starts when the first slice reaches it, after r transfers. All ranks are then at about the same
-place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch. With links that
-keep up, n `buffers` and at least two microbatches a rank, a step waits max(0, (p - n)(f + b) + b). The released code
-has four buffers, two for each ring.
+There is no barrier after a turn: rank r starts when the first slice reaches it, and all ranks are then at about the
+same place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch. The released
+code has four `buffers`, two for each ring.
 
-The released code turns its backward ring the other way, from r to r - 1. With more than two ranks a rank then gets a
-slice that it should not run. All slices have one shape, so the code runs all the same
-(`tests/schedules/test_weipipe.py` replays both).
-
-Ours: an idle rank forwards nothing, and its successor loads the slice from its home. Embedding and head travel with the
-first and the last slice, where the released code has copies on all ranks and sums their gradients once.
+The released code turns its backward ring the other way, from r to r - 1, where with more than two ranks a rank gets a
+slice that it should not run (`tests/schedules/test_weipipe.py` replays both).
 
 Source: Lin et al., "WeiPipe: Weight Pipeline Parallelism for Communication-Effective Long-Context Large Model
 Training", PPoPP'25: its interleaved variant, as in the released code except for the ring above.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Shape, step_rows
-from rpbench.ir.waits.visits import Visit, visits_of
-from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, sums
+from rpbench.ir.waits.visits import Visit
+from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, with_peer_lanes
 from rpbench.registry import schedule
 
 
@@ -54,14 +47,12 @@ def home(stage: int, num_ranks: int) -> int:
 def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
     """The order with every slice's STEP at its home, and both rings: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
     p = order.shape.num_ranks
-    stepped = step_at_home(order, [home(rank, p) for rank in range(p)])  # `home` is its own inverse
-    index = Index(stepped)
-    rows = []
-    for rank, visits in enumerate(visits_of(index)):
-        comes = tuple(loads(visits, buffers, lambda visit: _comes_from(index, visit)))
-        goes = tuple(sums(visits, lambda visit: passed_on(index, visit, home)))
-        rows.append({"compute": stepped.compute(rank), "h2d": comes, "d2h": goes})
-    return replace(stepped, rows=tuple(rows))
+    index = Index(step_at_home(order, [home(rank, p) for rank in range(p)]))  # `home` is its own inverse
+    return with_peer_lanes(
+        index,
+        lambda _, visits: loads(visits, buffers, lambda visit: _comes_from(index, visit)),
+        lambda visit: passed_on(index, visit, home),
+    )
 
 
 @schedule(

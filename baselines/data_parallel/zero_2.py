@@ -7,10 +7,8 @@ devices, 2 stages and 2 microbatches:
     device 0   compute   0F0 1F0 1B0 0B0 0STEP@1
                net       0UNSHARD@0 1UNSHARD@0 | 1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD
 
-With n devices a device holds 2 + 14/n bytes a parameter and the tensors in transfer. A step with one microbatch a
-device moves 2 (n - 1) / n elements a parameter, each further microbatch (n - 1) / n more.
-`reduce_each_microbatch=false` sums gradients on the device and scatters them once a step, which is ZeRO-1: 2 (n - 1) /
-n elements for any number of microbatches, but 4 + 12/n bytes.
+A step with one microbatch a device moves 2 (n - 1) / n elements a parameter, each further microbatch (n - 1) / n more.
+`reduce_each_microbatch=false` sums gradients on the device and scatters them once a step, which is ZeRO-1.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, sections
 5 and 7.

@@ -6,14 +6,9 @@ after it; the gather of the next stage runs meanwhile. With 2 devices, 3 stages 
     net       0UNSHARD 1UNSHARD 0RESHARD 2UNSHARD 1RESHARD 2UNSHARD 2RESHARD ...
     compute            0F0               1F0               2F0      2B0 ...
 
-With n devices a device holds 16/n bytes a parameter and the gathered stages; each microbatch of a device moves 3 (n -
-1) / n elements a parameter (gather forward, gather backward, reduce-scatter). A schedule whose stages stay in place
-sends only boundary tensors for each further microbatch. `reduce_each_microbatch=false` (no_sync) keeps gradients whole
-and scatters them once a step. With `offload` the shards live on the host: each is loaded before its gather, its
-gradient is stored after the reduce-scatter, and the optimizer runs on the host.
-
-The last stage's weights are dropped between its forward and its backward like all others, so the engine runs the head
-again. FSDP does not: it keeps the head's graph and fills the same memory anew.
+`reduce_each_microbatch=false` (no_sync) keeps gradients whole and scatters them once a step. With `offload` each shard
+is loaded from the host before its gather, its gradient is stored after the reduce-scatter, and the optimizer runs
+there.
 
 Source: Rajbhandari et al., "ZeRO", SC'20, sections 5 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully
 Sharded Data Parallel", VLDB'23, sections 3 and 4.

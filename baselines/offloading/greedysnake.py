@@ -14,26 +14,16 @@ one reads and need not leave. With 3 layers and 4 microbatches on one device:
 The host steps a layer when its gradient has arrived. `delayed` is the fraction of the layers whose step is put off:
 these steps run beside the next forward, in the order in which it needs them, and no forward reads an old weight.
 
-For W bytes of weights, L layers, n microbatches and boundary tensors of C bytes a step moves: 2W of weights and one
-gradient; n (L - 1) C out and as much back as inputs of backwards; (n - 1)(L - 1) C back in the forward; and (n - 1)(L -
-1) C of gradients out and back. Horizontal order moves 2nW and n gradients. The device holds a layer and the next one.
-
-Ours: the reversal, which the name suggests; the step of a layer is put off whole or not at all, where the paper puts
-off a part of each; with several devices each streams the model for its own microbatches. `ssd` says what the paper's
-SSDs hold: optimizer state, which a STEP reads and writes back, and weights, which every load reads. Boundary tensors
-and gradients stay in host memory.
-
 Source: Yue et al., "GreedySnake: Accelerating SSD-Offloaded LLM Training with Efficient Scheduling and Optimizer Step
 Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follows from it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from baselines.data_parallel.data_parallel import check_even, own_part
+from baselines.data_parallel.data_parallel import own_part
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import ON_SSD, Schedule, Shape, Weights, step_rows
-from rpbench.passes.lower import add_steps
+from rpbench.ir.schedule import ON_SSD, Schedule, Shape, Weights, check_even, step_rows
+from rpbench.passes.lower import add_steps, each_row
 from rpbench.passes.offload import keep_on_ssd, stream
 from rpbench.registry import schedule
 
@@ -53,11 +43,7 @@ def _lower(order: Schedule, *, prefetch: int, delayed: float, ssd: str = "none")
 def with_host_steps(order: Schedule, place: Callable[[Action], tuple[int, ...]]) -> Schedule:
     """The order with a STEP of every stage on the host lane, sorted by `place`."""
     stepped = add_steps(order, lane="host")
-    rows = (
-        {name: tuple(sorted(row, key=place)) if name == "host" else row for name, row in lanes}
-        for lanes in stepped.rows
-    )
-    return replace(stepped, rows=tuple(rows))
+    return each_row(stepped, lambda lane, row: sorted(row, key=place) if lane == "host" else row)
 
 
 @schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})

@@ -10,19 +10,12 @@ layer loads it, while the next layer arrives in a second buffer. With 4 layers, 
     d2h                                                           3STORE:G        2STORE:G        1STORE:G 0STORE:G
     host                                                                                            1STEP@1 ... 0STEP@1
 
-Host memory holds master weights, optimizer state and the sum of gradients. For L layers of equal size and P bytes of
-weights, a microbatch loads 3P (6 bytes a parameter of 2 bytes) and stores one gradient (2 bytes). The work is F + R +
-(R + B). The device holds two layers of weights, a gradient, the recomputed activations of a layer, and L/K + K - 1
-inputs where K divides L: one for each block but the first, whose input are the tokens; K - 1 of the current block; and
-that of the head.
+Host memory holds master weights, optimizer state and the sum of gradients. The work is F + R + (R + B).
 
 The output of the last R of a block is never read. The released code runs it, so it runs here as well.
 
-Ours: embedding and head are in the first and the last stage and are loaded with them, where the released code leaves
-them on the device. The head runs again in backward, whole, where the released code computes it once, in chunks of 128
-tokens. The host steps layer 1 first and layer 0 last, so that the first step waits for the backward of layer 1, not of
-layer 0; the next forward waits for all steps. Several devices stream the one copy of the host, each for its own
-microbatches.
+The host steps layer 1 first and layer 0 last, so that the first step waits for the backward of layer 1, not of layer 0;
+the next forward waits for all steps. Several devices stream the one copy of the host, each for its own microbatches.
 
 Source: "MegaTrain", arXiv 2604.05091, after its released code and README; counts of bytes are derived from that order.
 """
@@ -30,10 +23,10 @@ Source: "MegaTrain", arXiv 2604.05091, after its released code and README; count
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.data_parallel.data_parallel import check_even, own_part
+from baselines.data_parallel.data_parallel import own_part
 from baselines.offloading.greedysnake import with_host_steps
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, Weights, step_rows
+from rpbench.ir.schedule import Schedule, Shape, Weights, check_even, step_rows
 from rpbench.passes.offload import stream
 from rpbench.registry import schedule
 

@@ -14,11 +14,9 @@ Nothing is stale: the step that remains is the step of plain training. If the ho
 comes after the last backward: the transfer of one gradient, one step, and the transfer of its weights.
 
 `speculate=false` does what the released code does with gradient clipping: VALIDATE comes first and no step is undone.
-`device_stages` of the first stages, whose gradients come last, are stepped on the devices after VALIDATE; neither their
-gradients nor their weights move.
+`device_stages` of the first stages, whose gradients come last, are stepped on the devices after VALIDATE.
 
-Several devices keep shards (ZeRO-3): for every visit weights are gathered, once they are settled, and gradients
-scattered after it. With `gather_each_visit=false` weights are gathered once a step, as in `zero_offload` (ours).
+Several devices keep shards (ZeRO-3), gathered for every visit once they are settled.
 
 Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its abstract and of the code in DeepSpeed
 (superoffload_stage3).
@@ -31,13 +29,16 @@ from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.passes.lower import each_row
 from rpbench.passes.offload import offload, shard
 from rpbench.registry import schedule
 
 
 def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: int, gather_each_visit: bool) -> Schedule:
     on_host = range(device_stages, order.shape.num_stages)
-    steps = _validated(with_steps(order, on_host), speculate=speculate)
+    steps = each_row(
+        with_steps(order, on_host), lambda lane, row: (_with_ends if speculate and lane == "host" else _with_looks)(row)
+    )
     if order.shape.num_ranks > 1:
         steps = shard(steps, parameters="visit" if gather_each_visit else "step", gradients="visit", prefetch=prefetch)
     if not on_host:
@@ -73,15 +74,6 @@ def superoffload(
             f"which there are {shape.num_stages}; take 0"
         )
     return whole_microbatches(shape, "superoffload", Policy.OPTIMISTIC)
-
-
-def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
-    """The schedule with a VALIDATE at the first stage's STEP, and a ROLLBACK of each speculative STEP."""
-    rows = (
-        {name: tuple((_with_ends if speculate and name == "host" else _with_looks)(row)) for name, row in lanes}
-        for lanes in stepped.rows
-    )
-    return replace(stepped, rows=tuple(rows))
 
 
 def _with_looks(row: Row) -> Iterator[Action]:

@@ -16,14 +16,7 @@ end of every S steps: 0 to S - 1 steps late. The first `num_warmup_steps` steps 
 `select_interval` columns are chosen anew every so many steps: then the device's moments start at 0, and masters are
 made from the 16-bit weights.
 
-With k = topk and P parameters, all devices together store 2 (1 - k) P bytes a step (a shard of the sum each) and load 2
-P every S steps, where `zero_offload` loads 2 P every step. In `zero_offload` the device waits after each backward for
-the last gradient's transfer, the host's steps and the transfer of weights. Here it waits for the transfer of weights
-alone, every S steps, as long as the host takes no longer for (1 - k) P than the device for S steps. Beside its weights
-and gradients a device holds 12 k bytes a parameter, divided over all devices.
-
-topk=1 is plain training, in shards (ZeRO-2). topk=0 leaves parameters that are not matrices to the host as well; with S
-= 1 it is `zero_offload`, with delayed updates if it overlaps.
+Beside its weights and gradients a device holds 12 topk bytes a parameter, divided over all devices.
 
 Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. Ours: the boundaries at which the
 device waits, before a choice of columns and at the end of a run (`rpbench.ir.policy`).
@@ -35,6 +28,7 @@ from baselines.data_parallel.data_parallel import own_stages, whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import LateRest, Policy, boundaries, versions_stored
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import each_row
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
@@ -52,12 +46,11 @@ def _lower(
     """The order with the steps of devices and host, and what moves between them."""
     rule = order.late_rest
     assert rule is not None
-    stepped = with_steps(order)
-    later = (  # in the warm-up the host steps all columns
-        tuple(each for each in row if each.kind is not Kind.STEP or (each.version or 0) > rule.num_warmup_steps)
-        for row in map(stepped.compute, range(order.shape.num_ranks))
+    first = 1 + rule.num_warmup_steps  # in the warm-up the host steps all columns
+    stepped = each_row(
+        with_steps(order),
+        lambda _, row: (each for each in row if each.kind is not Kind.STEP or (each.version or 0) >= first),
     )
-    stepped = replace(stepped, rows=tuple(later))
     if order.shape.num_ranks > 1:
         stepped = shard(stepped, parameters="step", gradients="visit")
     rows = []
@@ -75,9 +68,7 @@ def _lower(
                 for stage in reversed(range(order.shape.num_stages))
             ),
             "host": tuple(
-                Action(
-                    Kind.STEP if end.version <= rule.num_warmup_steps else Kind.STEP_REST, stage, version=end.version
-                )
+                Action(Kind.STEP if end.version < first else Kind.STEP_REST, stage, version=end.version)
                 for end in boundaries(rule, order.shape.num_steps)
                 for stage in own_stages(order.shape, device)
             ),

@@ -10,14 +10,11 @@ way. With 2 devices (row of device 0), `prefetch` stages ahead of the current on
     d2h                                      1STORE:G 1FREE:G 0STORE:G 0FREE:G
     host                                                           1STEP@1 0STEP@1
 
-A device holds only the gathered stages; each microbatch loads 2/n elements a parameter over its device's link. How much
-compute waits for these loads depends on its arithmetic intensity ait (FLOPs for a byte): without overlap the efficiency
-is ait bw / (ait bw + peak) (section 4.2).
+A device holds only the gathered stages; each microbatch loads 2/n elements a parameter over its device's link.
 
 With `ssd` the optimizer state lives on the host's SSDs, which all devices share: a STEP reads its 12 bytes a parameter,
-computes and writes them back, all three at the same time (section 6.2). With `ssd=all` the weights live there as well,
-so that every load reads 2 bytes a parameter and every STEP writes 2 more. Gradients stay in host memory, where
-DeepSpeed writes them to the SSDs too. Offload of kept inputs is not modelled.
+computes and writes them back, all three at the same time (section 6.2). With `ssd=all` every load reads weights there,
+and every STEP writes them.
 
 Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC'21,
 sections 4 to 6.

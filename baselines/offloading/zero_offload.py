@@ -9,13 +9,7 @@ gather them. With 1 device, 3 stages and 1 microbatch a step:
     host                               2STEP@1 1STEP@1 0STEP@1
     h2d                                                 0LOAD:P@1 1LOAD:P@1 2LOAD:P@1
 
-`delayed_update` (section 5.2): step t + 1 begins on the weights of step t - 1 while the host works on step t, so that
-gradients are one step old and the host's work and transfers hide behind compute. The paper turns it on after 40 steps;
-here it is on from the first. `share` is the fraction of the stages, counted from the last one, whose optimizer lives on
-the host; the devices step the others, as in ZeRO-2.
-
-All devices together store 2 bytes a parameter for every microbatch of a device and load 2 for every step; a device
-holds 2 bytes a parameter and the gradients in transfer.
+`delayed_update` (section 5.2): step t + 1 begins on the weights of step t - 1 while the host works on step t.
 
 Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", ATC'21, sections 4 and 5; `share` as in
 DeepSpeed's ZeRO-Offload++ (ratio).

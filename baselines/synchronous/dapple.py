@@ -7,10 +7,6 @@ gradient can travel while the rank still has forwards to do. With 3 ranks and 6 
     rank 1   1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1B4 1B5
     rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5
 
-Without hops both leave (p - 1)(F + B) idle. If a hop takes c, policy A pays about 2c for every microbatch and policy B
-only while it fills and drains: with p = 8, m = 32, F = 1, B = 2 and c = 1/2, 55 against 28. In return policy B holds
-min(2(p - r) - 1, m) activations.
-
 Source: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP'21 (arXiv
 2007.01045).
 """

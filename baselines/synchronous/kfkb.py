@@ -8,13 +8,8 @@ link, at the price of k times as many activations. k = 1 is 1F1B, k = m is GPipe
     rank 1   1F0 1F1 1F2 1F3 1B0 1B1 1F4 1F5 1B2 1B3 1B4 1B5
     rank 2   2F0 2F1 2B0 2B1 2F2 2F3 2B2 2B3 2F4 2F5 2B4 2B5
 
-With free hops the bubble is (p - 1)(F + B) for every k that divides m. With hops of c, k of two and more pays for 2(p -
-1)c only, as long as c <= (k - 1) F. Rank r holds min(k (p - r), m) activations.
-
 `group_size=0` lets the times choose: the k whose step ends first, the smallest of those that end together, within
-`in_flight` microbatches on the first rank. The paper measures link and compute repeatedly and changes k between steps;
-here the given times stand for these measurements. It also makes microbatches smaller where k grows, to fill the same
-memory; here the workload gives the size of a microbatch.
+`in_flight` microbatches on the first rank.
 
 Source: Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempted Network by Adaptive Group-Scheduling
 for Micro-Batches", arXiv 2303.01675: the rule, from its abstract. How k is chosen is ours.

@@ -9,13 +9,6 @@ nothing is recomputed; forwards after a rank's first backward may move before it
     rank 1   1F0 1F1 1R0 1B0 1F2 1R1 1B1 1F3 1R2 1B2 1R3 1B3
     rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-On 1F1B the first p - 1 recomputations run while the rank waits for gradients, which hides (p - 1) R of the step; those
-of the steady phase remain. A rank holds the recomputed activations of one microbatch, and the inputs of the others in
-flight.
-
-`recompute=except_last` says that the last stage recomputes nothing, as in the drawing. The paper's tuner tries
-schedules, depths and microbatch sizes on a simulator; here `advise` or a sweep does that.
-
 Source: Liu et al., "Mario: Near Zero-cost Activation Checkpointing in Pipeline Parallelism", PPoPP'25, from its
 abstract and descriptions of its passes.
 """

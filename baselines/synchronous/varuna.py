@@ -9,9 +9,7 @@ recomputation one. With 3 ranks and 4 microbatches:
     rank 1   1F0 1F1 1F2 1R0 1B0 1R1 1B1 1R2 1B2 1F3 1R3 1B3
     rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-A forward keeps only its input, so ranks may run far ahead: up to m microbatches are in flight. `recompute=except_last`
-says that the last stage recomputes nothing. In the released runtime a rank may run another ready action when the next
-one's input is late; here the order is fixed.
+A forward keeps only its input, so ranks may run far ahead: up to m microbatches are in flight. The order is fixed.
 
 Source: Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", EuroSys'22; the rule as in
 its released code. Morphing, which chooses depth and width for the devices that are left, is a failure policy

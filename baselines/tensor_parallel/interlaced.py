@@ -9,12 +9,7 @@ gradient. With 3 ranks and 5 microbatches (S for HF, HB):
     rank 1   F0 F1 F2 S0 S1 B0 S2 F3 B1 S3 F4 B2 S4 B3 B4
     rank 2   F0 F1 S0 B0 S1 B1 F2 S2 B2 F3 S3 B3 F4 S4 B4
 
-However long S takes, the bubble is (p - 1)(F + B), where F and B are of a stage without head; min(floor(3p/2) - r, m)
-microbatches are in flight on rank r, half as many again as with 1F1B. Both waits for all ranks are in the row: no other
-work hides them, which is what `vocab_parallel` is for.
-
-In the engine the embedding stays whole on the first stage. After HB only the last stage waits for all ranks; in the
-released code all ranks wait for the sum of its gradients.
+Both waits for all ranks are in the row: no other work hides them, which is what `vocab_parallel` is for.
 
 Source: Lin et al., "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning Training", OSDI'24,
 for the idea; the order as in the code released with Yeung et al., "Balancing Pipeline Parallelism with Vocabulary

@@ -16,46 +16,37 @@ Weights, gradients, optimizer state and inner activations are 1/p on each device
 count as 1/p as well.
 
 With tensors (virtual, cpu) the devices meet at every sum inside F and B, because each layer needs the sums of the one
-before. SUM_F and SUM_B then only check the count: they fail unless their F or B has made exactly the sums they stand
-for. So an action's time includes waiting for others and adding (`sums_wait_s`), and lane `net` takes almost no time;
-bytes are counted as they are sent (`sums_sent_bytes`). Every device runs whole norms, although times and bytes of the
-simulator divide them too. A device has the logits of its own rows only (`rpbench.models.shards`). A stage's STEP
-updates the shards of all devices and stands on one device; every device has equally many stages to step.
+before; so an action's time includes waiting for others and adding (`sums_wait_s`). SUM_F and SUM_B then check that
+their F or B has made exactly the sums they stand for. A stage's STEP updates the shards of all devices and stands on
+one of them.
 
 `sequence_parallel` (Korthikanti et al.): between the matrices, where norms, dropout and residuals are, a device has a
 slice of every sequence, S/p tokens. Each all-reduce is split into its two halves: slices are gathered before the matrix
 that is cut by columns, and after the one cut by rows each device sums its own slice; in backward the other way round.
-Bytes in layers are the same. The second half of the embedding's sum is the head's, so that a recomputed embedding needs
-half a sum less. Kept stage inputs and the activations of norms are 1/p on each device. Every device has the scales of
-the norms, and a part of their gradients.
-
-A sum of parts rounds differently from one product, so the run cannot equal the whole model bit for bit. It is compared
-bit for bit with plain training of the same shards in one process; the record also has the difference from the whole
-layers, of each step's gradient on the same weights (`whole_grad_max_rel_diff`, rounding alone: 1e-12 and less in
-float64). Heads, key-value heads, and the inner width must divide by the number of devices.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv
 1909.08053, section 3; `sequence_parallel`: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
 Models", MLSys'23, section 4.2.2.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import through_all, with_steps
-from rpbench.ir.action import Kind
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.passes.lower import with_rows
 from rpbench.registry import schedule
 
 _SUM_OF = {Kind.F: Kind.SUM_F, Kind.B: Kind.SUM_B}
 
 
 def _lower(order: Schedule, *, prefetch: int, sequence_parallel: bool = False) -> Schedule:
+    def sums(row: Row) -> Iterator[Action]:
+        return (each._replace(kind=_SUM_OF[each.kind]) for each in row if each.kind in _SUM_OF)
+
     stepped = with_steps(order)
-    rows = []
-    for lanes in stepped.lanes:
-        sums = (each._replace(kind=_SUM_OF[each.kind]) for each in lanes["compute"] if each.kind in _SUM_OF)
-        rows.append({**lanes, "net": tuple(sums)})
-    return replace(stepped, rows=tuple(rows))
+    return with_rows(stepped, ({**lanes, "net": sums(lanes["compute"])} for lanes in stepped.lanes))
 
 
 @schedule(

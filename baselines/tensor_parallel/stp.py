@@ -7,9 +7,7 @@ where a forward has nothing else to run with. With 2 ranks and 6 microbatches:
     rank 0   0F0 0F1 0F2 3F0 0F3 (3F1;3I0) (0F4;3W0) (3F2;3B1) (0F5;0B0) (3F3;3B2) 0B1 (3F4;3I3) 0B2 (3F5;3I4) 0B3 ...
     rank 1   1F0 2F0 1F1 2F1 (1F2;1F3) (2F2;2B0) (1F4;1B0) (2F3;2B1) (1F5;1B1) (2F4;2I2) 1B2 (2F5;2I3) 1B3 2B4 1B4 ...
 
-With F = I = W and no gain from running together the bubble is p - 1 slots of a chunk; `cost.overlap_gain` says what a
-pair gains. The paper's table has (p - 1)(F + S + I - W) and 2p + 1 sums S that nothing hides. It prints 3p chunk
-activations; the order holds up to 4p - 1 until their W.
+`cost.overlap_gain` says what a pair gains.
 
 Source: "Synergistic Tensor and Pipeline Parallelism", NeurIPS'25 (arXiv 2510.27257); phases as in its released code.
 Here the times of F and B include the sums; offloading of activations to the host is left out.

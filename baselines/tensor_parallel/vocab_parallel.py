@@ -15,16 +15,8 @@ equal length, two more would be too few where backwards are longer. Unless `slac
 step ends first is taken. A step takes about (m + p + 1)(F + B + H/p), where the head takes H, and F and B are of a
 stage without it; without the cut the last stage alone takes m(F + B + H).
 
-The engine does the same with tensors. Rows need not divide evenly. The last stage applies the final norm. Every device
-has its rows with their gradients and optimizer state, steps them together with its stage, and keeps their exponentials
-from HF to HB. Devices are summed in their order, so that a run is the same every time; the last bits differ from those
-of an uncut loss. So `verify=true` compares bit for bit with plain training in one process with the loss over the same
-shards; tests compare both with the uncut loss.
-
 Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys'25 (arXiv
-2411.05288), sections 4 and 5: its first algorithm, with two barriers. The embedding is cut in memory and in what
-`charge=bytes` exchanges; lookups take no time here, and in the engine the first stage has the whole embedding, tied or
-not.
+2411.05288), sections 4 and 5: its first algorithm, with two barriers.
 """
 
 from dataclasses import replace

@@ -10,10 +10,8 @@ for any one cut. With 3 ranks, 4 microbatches and F = I = W it is as long as `zb
     rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
-Memory: no rank holds more chunk activations than with 1F1B (interleaved, where a rank has several stages), or than
-those of `in_flight` microbatches. All ranks may hold that much. `whole=true` tries whole backwards alone and pulls
-nothing forward: the last ranks of 1F1B hold less, which may be faster where memory decides what is recomputed. Where
-microbatches differ in length, each has its own times, and the best order for equal ones is one more candidate.
+No rank holds more chunk activations than with 1F1B (interleaved, where a rank has several stages), or than those of
+`in_flight` microbatches. Where microbatches differ in length, the best order for equal ones is one more candidate.
 
 Source: "AdaPtis: Reducing Pipeline Bubbles with Adaptive Pipeline Parallelism on Heterogeneous Models", after its
 abstract: a loop over partition, placement and order, guided by a model of their times. Ours: which orders are tried,

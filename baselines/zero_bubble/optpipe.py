@@ -10,14 +10,11 @@ activation (memory_limit=1p) and transfers of half a forward (transfer=0.5), on 
     d2h      0STORE:A0 0FREE:A0 0STORE:A1 0FREE:A1
     h2d      0FREE:A1 0LOAD:A0 0FREE:A0 0LOAD:A1 0FREE:A1
 
-which ends after 8 slots; without the host, one microbatch after another, it is 10. For small cases only: a record says
-whether the order is proven optimal (`order_proven`), how far it may be from the optimum (`order_gap`), and how many
-activations move (`num_offloaded`). Where bytes are charged, the time of a transfer is known; elsewhere `transfer` gives
-it, and without it nothing moves.
+which ends after 8 slots; without the host, one microbatch after another, it is 10. For small cases only; a record says
+how far the order may be from the optimum.
 
-Source: "OptPipe" (arXiv 2510.05186), its abstract: an integer program over order and offloading. The constraints on
-transfers are derived (`rpbench.ordering.exact`); its cache of solutions and solving beside a running job are left out.
-The search begins with the order of `zb_auto`.
+Source: "OptPipe" (arXiv 2510.05186), its abstract: an integer program over order and offloading. The search begins with
+the order of `zb_auto`.
 """
 
 from dataclasses import replace

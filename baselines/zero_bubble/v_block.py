@@ -21,10 +21,8 @@ V-Min with 3 ranks and 4 microbatches:
     rank 1   1F0 1F1 4F0 4I0 4F1 4W0 1I0 1F2 1W0 4I1 4F2 4W1 1I1 1F3 1W1 4I2 4F3 4W2 1I2 4I3 1W2 4W3 1I3 1W3
     rank 2   2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3
 
-With `by_priority`, ours, V-Min takes an order without a block where one ends earlier within the same memory: in every
-slot, a rank takes the most urgent pass that is ready (`order_by_priority`). V-Min's memory is a whole number of
-microbatches; where the block leaves some of it free, for p = 2, 5 and 8, the other order gains two to four slots. For p
-= 8 and 16 or more microbatches it takes 25 slots beyond the work, the block 27.
+With `by_priority`, ours, V-Min takes an order without a block where one ends earlier within the same memory
+(`order_by_priority`).
 
 In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, for many ranks a third and a half of 1F1B's
 2p.

@@ -7,14 +7,11 @@ forwards start, and so do gradients. With 3 ranks and 4 microbatches, fewer than
     rank 1   1F0 1F1 1F2 4F0 1F3 4F1 4I0 4W0 4F2 4I1 4W1 1I0 1W0 4F3 4I2 4W2 1I1 1W1 4I3 4W3 1I2 1I3 1W2 1W3
     rank 2   2F0 3F0 2F1 3F1 2F2 3F2 3I0 3W0 2F3 2I0 2W0 3F3 3I1 3W1 2I1 2W1 3I2 3W2 2I2 3I3 2I3 2W2 3W3 2W3
 
-If F = I = W the ranks never wait once they have started, and the makespan exceeds the work by p-1 chunk slots. A rank
-holds at most 2p chunk activations. For other times W is moved and passes are pulled forward, as in `v_block`: a rank
-may then wait and leave W for later, but no longer than the rank that waits most.
+For other times than F = I = W, W is moved and passes are pulled forward, as in `v_block`.
 
 Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362), after "Zero Bubble
 Pipeline Parallelism", ICLR'24. The order for equal F, I and W is, as in torch, made for at least 2p-1 microbatches, and
-the surplus ones are left out. The treatment of unequal times is ours, after their description of a greedy order that
-approves extra bubbles and fills gaps with W.
+the surplus ones are left out.
 """
 
 from dataclasses import replace

@@ -25,7 +25,6 @@ from rpbench.advice.rows import (
 from rpbench.advice.side_searches import CHANGING, Glance, Side, bare, compile_kernels, dealt
 from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.basis import Basis
-from rpbench.ir.analysis import replay
 from rpbench.ir.checks.residency import moves_activations
 from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy
@@ -287,7 +286,7 @@ def _ranked(each: Timed, reach: float, basis: Basis) -> Ranked:
     why = {name: updates * seconds for name, seconds in causes.items()}
     factor = half_width(why, reach, basis)
     pace = plan.outcome.tokens_per_s
-    late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.graph.analysis).max_staleness
+    late = 0 if frame.schedule.policy is Policy.FLUSH else frame.graph.analysis.versions.max_staleness
     memory = frame.memory(plan.partition, plan.outcome.keeps, plan.setting.recompute)
     sizes = frame.terms.sizes(sequences)
     ssd = ssd_bytes(frame.schedule.on_ssd, sizes.under(frame.schedule))

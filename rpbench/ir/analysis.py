@@ -65,7 +65,11 @@ class Analysis:
 
     @cached_property
     def versions(self) -> Versions:
-        """The weight versions that its actions read (`rpbench.ir.checks.versions`)."""
+        """The weight versions that its actions read (`rpbench.ir.checks.versions`).
+
+        Without STEP actions nothing is published and one version is kept; the version read follows from the policy's
+        table if that is a function of the step, and is 0 otherwise.
+        """
         return replay_in(self.index, self.rounds) if self.has_steps else implied_versions(self.schedule)
 
     @property
@@ -84,17 +88,6 @@ class Analysis:
 def analysed(schedule: Schedule | Analysis) -> Analysis:
     """The analysis of a schedule; an analysis is returned as it is."""
     return schedule if isinstance(schedule, Analysis) else Analysis(schedule)
-
-
-def replay(schedule: Schedule | Analysis) -> Versions:
-    """The versions a schedule's actions read, found by running it.
-
-    Actions run in rounds, one of each lane that can move. Without STEP actions nothing is published and one version
-    is kept; the version read follows from the policy's table if that is a function of the step, and is 0 otherwise.
-    ScheduleError if the schedule cannot run, reads a version before it is published, or has a policy that reads the
-    newest version together with separate forward and backward cuts.
-    """
-    return analysed(schedule).versions
 
 
 def peak_resident(analysis: Analysis) -> list[int]:

@@ -188,9 +188,10 @@ class Index:
                     found[number] += (producer,)
         return found
 
+    # --- rows, as `rpbench.ir.waits.edges.Rows` describes them ---
+
     @property
     def kinds(self) -> list[Kind]:
-        """The kinds that have rows (`rpbench.ir.waits.edges.Rows`)."""
         return [*self._numbers, *([Kind.STEP] if self.steps else [])]
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> list[int] | None:
@@ -207,7 +208,6 @@ class Index:
         return [known.get((stage, version), -1) for version in versions] if known else None
 
     def first(self, rows: Sequence[list[int]]) -> list[int]:
-        """At every place, the first number of several rows that is not -1."""
         best = rows[0]
         for row in rows[1:]:
             if -1 in best:
@@ -224,12 +224,10 @@ class Index:
         return self.actions[number]
 
     def gap(self, kind: Kind, stage: int) -> int | None:
-        """The first place of a stage, by microbatch and part, without an action of a kind; None if all have one."""
         numbers = self._of_stage(kind, stage)
         return numbers.index(-1) if -1 in numbers else None
 
     def gap_of_backwards(self, stage: int) -> int | None:
-        """The first place of a stage that has neither B alone nor I and W; None if there is none."""
         places = zip(*(self._of_stage(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)), strict=True)
         faults = (place for place, (b, i, w) in enumerate(places) if (b < 0) != (i >= 0) or (i < 0) != (w < 0))
         return next(faults, None)

@@ -15,11 +15,6 @@ from rpbench.ir.waits.saved_inputs import What
 LINKS = ("h2d", "d2h", "net")  # lanes whose actions use a link
 # All-reduces of a layer: two of its forward; two of its recomputation and two of its backward.
 SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
-# Further all-reduces. Of the first stage, whose embedding is cut over the devices: the rows looked up, in the forward
-# and in its recomputation. Of the last stage: the gradient of the head's input. The head's three numbers a token are
-# left out.
-SUMS_OF_EMBEDDING = {Kind.SUM_F: 1, Kind.SUM_B: 1}
-SUMS_OF_HEAD = {Kind.SUM_F: 0, Kind.SUM_B: 1}
 
 _kind_stage_object = itemgetter(0, 1, 5)
 
@@ -135,16 +130,17 @@ def _object_of(action: Action, lane: str) -> str | None:
 
 
 def sums_of_ends(kind: Kind, *, along_sequence: bool) -> tuple[Fraction, Fraction]:
-    """All-reduces of a forward or a backward at embedding and head.
+    """Further all-reduces of a forward or a backward at embedding and head, which are cut over the devices.
 
-    With sequence parallelism, half an all-reduce is a gather or a scatter: the rows looked up are scattered in the
-    forward and in its recomputation, and their gradient is gathered; the head's input is gathered, and its gradient
-    scattered.
+    Those of the first stage are of the rows looked up, in the forward and in its recomputation; those of the last stage
+    of the gradient of the head's input. The head's three numbers a token are left out. With sequence parallelism, half
+    an all-reduce is a gather or a scatter: the rows looked up are scattered in the forward and in its recomputation,
+    and their gradient is gathered; the head's input is gathered, and its gradient scattered.
     """
-    if not along_sequence:
-        return Fraction(SUMS_OF_EMBEDDING[kind]), Fraction(SUMS_OF_HEAD[kind])
-    half = Fraction(1, 2)
-    return (half, half) if kind is Kind.SUM_F else (2 * half, half)
+    none, half, one = Fraction(0), Fraction(1, 2), Fraction(1)
+    if kind is Kind.SUM_F:
+        return (half, half) if along_sequence else (one, none)
+    return (one, half) if along_sequence else (one, one)
 
 
 def _summed(schedule: Schedule, action: Action) -> Fraction:

@@ -292,6 +292,16 @@ def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
         )
 
 
+def check_even(name: str, shape: Shape, devices: str = "devices") -> None:
+    """Raise ValueError unless the devices can share the microbatches of a step evenly."""
+    p, m = shape.num_ranks, shape.num_microbatches
+    if m % p:
+        raise ValueError(
+            f"{name} deals {m} microbatches to {p} {devices}: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+
+
 def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """Stage s on rank s mod p: contiguous for one chunk per rank, looped for more."""
     return tuple((stage % shape.num_ranks,) for stage in range(shape.num_stages))

@@ -9,7 +9,7 @@ its activations for longer. It is allowed if the rest of the row, left as it is,
 can always be finished.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -59,28 +59,28 @@ def repeat_steps(shape: Shape, rows: Rows) -> tuple[Row, ...]:
 class Lanes(Sequence[Sequence[Pass]]):
     """Rows as columns: kinds, stages and microbatches of all passes, row r from `start[r]` on."""
 
-    def __init__(self, start: Array, kind: Array, stage: Array, microbatch: Array) -> None:
-        self.start, self.kind, self.stage, self.microbatch = start, kind, stage, microbatch
+    def __init__(self, columns: loops.Passes) -> None:
+        self.columns = columns
 
     @classmethod
     def of(cls, rows: Rows) -> "Lanes":
         if isinstance(rows, Lanes):
             return rows
-        ints = means().ints
-        kinds, stages, microbatches = zip(*chain.from_iterable(rows), strict=True) if any(rows) else ((), (), ())
-        start = ints([0, *accumulate(map(len, rows))])
-        return cls(start, ints(list(map(CODES.__getitem__, kinds))), ints(list(stages)), ints(list(microbatches)))
+        return cls._of(rows, *(zip(*chain.from_iterable(rows), strict=True) if any(rows) else ((), (), ())))
 
     @classmethod
     def of_actions(cls, rows: Sequence[Sequence[Action]]) -> "Lanes":
-        ints, (kind, stage, microbatch) = means().ints, joined(list(map(plain_of, rows))).columns
-        start = ints([0, *accumulate(map(len, rows))])
-        return cls(start, ints(list(map(CODES.__getitem__, kind))), ints(stage), ints(microbatch))
+        return cls._of(rows, *joined(list(map(plain_of, rows))).columns)
+
+    @classmethod
+    def _of(cls, rows: Sequence[Sized], kinds: Iterable[int], *others: Iterable[int]) -> "Lanes":
+        columns = [0, *accumulate(map(len, rows))], list(map(CODES.__getitem__, kinds)), *others
+        return cls(loops.Passes(*map(means().ints, columns)))
 
     @cached_property
     def fields(self) -> list[tuple[list[Kind], list[int], list[int]]]:
         """Kinds, stages and microbatches of each row."""
-        start, kinds, *others = map(means().listed, (self.start, self.kind, self.stage, self.microbatch))
+        start, kinds, *others = map(means().listed, self.columns)
         columns = [list(map(KINDS.__getitem__, kinds)), *others]
         return [tuple(column[first:last] for column in columns) for first, last in pairwise(start)]  # type: ignore[misc]
 
@@ -89,9 +89,13 @@ class Lanes(Sequence[Sequence[Pass]]):
         return [list(map(Pass, *fields)) for fields in self.fields]
 
     @cached_property
+    def num_microbatches(self) -> int:
+        return 1 + max(means().listed(self.columns.microbatch))
+
+    @cached_property
     def num_halved(self) -> list[int]:
         """Number of split backwards (I) in each row."""
-        start, kinds = map(means().listed, (self.start, self.kind))
+        start, kinds = map(means().listed, self.columns[:2])
         return [kinds[first:last].count(loops.I) for first, last in pairwise(start)]
 
     @overload
@@ -102,16 +106,16 @@ class Lanes(Sequence[Sequence[Pass]]):
         return self._rows[rank]
 
     def __len__(self) -> int:
-        return len(self.start) - 1
+        return len(self.columns.start) - 1
 
     def without(self, kind: Kind) -> "Lanes":
         """The rows without the passes of a kind."""
         using, code = means(), CODES[kind]
-        start, kinds = map(using.listed, (self.start, self.kind))
+        start, kinds = map(using.listed, self.columns[:2])
         places = using.ints([place for place, other in enumerate(kinds) if other != code])
         left = accumulate(last - first - kinds[first:last].count(code) for first, last in pairwise(start))
-        columns = (using.taken(column, places) for column in (self.kind, self.stage, self.microbatch))
-        return Lanes(using.ints([0, *left]), *columns)
+        columns = (using.taken(column, places) for column in self.columns[1:])
+        return Lanes(loops.Passes(using.ints([0, *left]), *columns))
 
 
 class Fill(Enum):
@@ -155,30 +159,23 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     would exceed the `limit` of chunk activations on a rank.
     """
     lanes, using = Lanes.of(rows), means()
-    num_ranks, num_stages = len(lanes), costs.num_stages
-    has_head = loops.HB in lanes.kind[: lanes.start[1]]
-    sizes = sizes_of(lanes, costs)
+    num_ranks, start, given = len(lanes), lanes.columns.start, _given(lanes, rank_of, costs, limit)
     waiting = [0] * num_ranks if fill is None else lanes.num_halved
-    begins = [0, *accumulate(int(lanes.start[r + 1] - lanes.start[r]) + waiting[r] for r in range(num_ranks))]
-    total, num_microbatches = begins[-1], sizes[1]
-    out, pending = using.zeros(3 * total), using.zeros(total + num_ranks)
-    pending[total:] = using.ints(begins[:-1])
-    ends = using.filled(2 * num_stages * num_microbatches, -1.0)
+    begins = [0, *accumulate(int(start[r + 1] - start[r]) + waiting[r] for r in range(num_ranks))]
+    total, has_head = begins[-1], loops.HB in lanes.columns.kind[: start[1]]
     now, idle = using.filled(num_ranks, 0.0), using.filled(num_ranks, 0.0)
-    began, found = using.filled(num_ranks, -1.0), using.zeros(2)
-    held, place, written, first_pending = (using.zeros(num_ranks) for _ in range(4))
-    shares = using.filled(8 * num_microbatches, 0.0)
-    using.compiled(loops.run_rows)(
-        *(lanes.start, lanes.kind, lanes.stage, lanes.microbatch),
-        *(rank_table(rank_of, num_stages, num_microbatches, using), times_table(costs, num_ranks, using)),
-        *(using.ints([*sizes, int(has_head), int(fill is not None)]), float(costs.hop), _FILLS[fill], limit),
-        *(using.ints(begins), out, ends, now, idle, began, held, place, written, pending, first_pending),
-        *(shares, found),
-    )
-    assert found[0], "rows that wait for each other"
+    began, pending = using.filled(num_ranks, -1.0), using.zeros(total)
+    ends = using.filled(2 * given.num_stages * given.num_microbatches, -1.0)
+    shares = using.filled(8 * given.num_microbatches if has_head else 0, 0.0)
+    written, first_pending, last_pending = (using.ints(begins[:-1]) for _ in range(3))
+    place, held = using.ints(start[:-1]), using.zeros(num_ranks)
+    run = loops.Run(ends, shares, pending, first_pending, last_pending, place, written, now, idle, began, held)
+    made = loops.Passes(using.ints(begins), *(using.zeros(total) for _ in range(3)))
+    loop = using.compiled(loops.run_rows, *loops.RUN_PARTS, allocates=False)
+    peak = loop(lanes.columns, given, _FILLS[fill], run, made)
+    assert peak >= 0, "rows that wait for each other"
     spans = [float(end - max(0.0, first)) for first, end in zip(began, now, strict=True)]
-    columns = (out[:total], out[total : 2 * total], out[2 * total :])
-    return Timed(Lanes(using.ints(begins), *columns), float(max(now)), max(spans), int(found[1]))
+    return Timed(Lanes(made), float(max(now)), max(spans), int(peak))
 
 
 _FILLS = {
@@ -190,10 +187,11 @@ _FILLS = {
 }
 
 
-def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
-    """Numbers of stages and microbatches, and the table of times' columns and microbatches."""
-    num_microbatches = int(max(lanes.microbatch)) + 1
-    return [costs.num_stages, num_microbatches, max(costs.num_stages, len(lanes)), max(1, len(costs.each))]
+def _given(lanes: Lanes, rank_of: RankOf, costs: StageCosts, limit: int) -> loops.Given:
+    num_ranks, num_stages, num_microbatches = len(lanes), costs.num_stages, lanes.num_microbatches
+    tables = rank_table(rank_of, num_stages, num_microbatches, means()), times_table(costs, num_ranks, means())
+    width, each = max(num_stages, num_ranks), max(1, len(costs.each))
+    return loops.Given(*tables, num_stages, num_microbatches, width, each, float(costs.hop), limit)
 
 
 # The tables are cached: loops only read them, and many orders in a row are tried with the same ones.
@@ -238,18 +236,15 @@ def pull_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, limit: int, how: P
     chunk activations on a rank.
     """
     lanes, using = Lanes.of(rows), means()
-    num_ranks, sizes, num = len(lanes), sizes_of(lanes, costs), len(lanes.kind)
-    left, out = using.ints(range(num)), using.zeros(num)
-    ready = using.filled(2 * sizes[0] * sizes[1], -1.0)
-    for microbatch in range(sizes[1]):
+    start, *columns = lanes.columns
+    num_ranks, num, given = len(lanes), len(columns[0]), _given(lanes, rank_of, costs, limit)
+    ready = using.filled(2 * given.num_stages * given.num_microbatches, -1.0)
+    for microbatch in range(given.num_microbatches):
         ready[microbatch] = 0.0
-    held, place, first_pending, last_pending = (using.zeros(num_ranks) for _ in range(4))
-    using.compiled(loops.pull)(
-        *(lanes.start, lanes.kind, lanes.stage, lanes.microbatch),
-        *(rank_table(rank_of, sizes[0], sizes[1], using), times_table(costs, num_ranks, using)),
-        *(using.ints(sizes), float(costs.hop), limit),
-        *(how.window, float(how.lateness), float(how.fill), left, out, ready, using.filled(num_ranks, 0.0)),
-        *(held, place, using.zeros(num), first_pending, last_pending),
-    )
-    columns = (using.taken(column, out) for column in (lanes.kind, lanes.stage, lanes.microbatch))
-    return Lanes(lanes.start, *columns)
+    left, out, at = using.ints(range(num)), using.zeros(num), using.zeros(num)
+    takes, pending, free = using.filled(num, 0.0), using.filled(num, 0.0), using.filled(num_ranks, 0.0)
+    held, (place, first_pending, last_pending) = using.zeros(num_ranks), (using.ints(start[:-1]) for _ in range(3))
+    state = loops.Pulling(left, out, at, takes, pending, ready, free, held, place, first_pending, last_pending)
+    loop = using.compiled(loops.pull, *loops.PULL_PARTS)
+    loop(lanes.columns, given, how.window, float(how.lateness), float(how.fill), state)
+    return Lanes(loops.Passes(start, *(using.taken(column, out) for column in columns)))

@@ -16,13 +16,13 @@ devices and through the host:
 """
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from operator import itemgetter
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.communication import hops
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.passes.lower import with_rows
 
 Placed = list[tuple[int, Action]]  # each after the number of the computation it follows, in that order
 Names = tuple[int, int, int]  # stage, microbatch and part of activations
@@ -62,7 +62,7 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
             links["compute"] = [*row, *index.actions[done : lane.stop]]
         elif coming[number]:
             links[receives] = _merged(coming[number], _placed(links.get(receives, []), index, lane, stored))
-    return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
+    return with_rows(schedule, rows)
 
 
 def _merged(boundaries: Placed, others: Placed) -> list[Action]:

@@ -42,7 +42,7 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
         for hop in (hop for number in numbers for hop in leaving.get(number, ())):
             rows[index.device(hop.producer)].setdefault(lane, []).append(hop.send)
             rows[index.device(hop.consumer)].setdefault(lane, []).append(hop.receive)
-    return _with_rows(schedule, rows)
+    return with_rows(schedule, rows)
 
 
 # --- optimizer steps ----------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
         )
         for _, _, number, step in due:
             rows[index.device(number)].setdefault("host", []).append(step)
-    stepped = _with_rows(schedule, rows)
+    stepped = with_rows(schedule, rows)
     return _name_versions(stepped) if names_versions(stepped) and lane == "compute" else stepped
 
 
@@ -108,7 +108,7 @@ def _name_versions(schedule: Schedule) -> Schedule:
             return action
         return action._replace(version=read[action.stage, action.microbatch])
 
-    return _each_row(schedule, lambda row: map(named, row))
+    return each_row(schedule, lambda _, row: map(named, row))
 
 
 # --- backward in two pieces ---------------------------------------------------------------------------
@@ -117,9 +117,9 @@ def _name_versions(schedule: Schedule) -> Schedule:
 def split_backward(schedule: Schedule) -> Schedule:
     """The schedule with every B replaced by I and, right after it, W."""
     halves = (Kind.I, Kind.W)
-    return _each_row(
+    return each_row(
         schedule,
-        lambda row: [
+        lambda _, row: [
             piece
             for action in row
             for piece in ([action._replace(kind=kind) for kind in halves] if action.kind is Kind.B else [action])
@@ -127,10 +127,12 @@ def split_backward(schedule: Schedule) -> Schedule:
     )
 
 
-def _each_row(schedule: Schedule, change: Callable[[Row], Iterable[Action]]) -> Schedule:
-    return _with_rows(schedule, [{lane: change(row) for lane, row in lanes} for lanes in schedule.rows])
+def each_row(schedule: Schedule, change: Callable[[str, Row], Iterable[Action]]) -> Schedule:
+    """The schedule with every row changed; `change` takes the name of its lane and the row."""
+    return with_rows(schedule, [{lane: change(lane, row) for lane, row in lanes} for lanes in schedule.rows])
 
 
-def _with_rows(schedule: Schedule, rows: Iterable[Mapping[str, Iterable[Action]]]) -> Schedule:
+def with_rows(schedule: Schedule, rows: Iterable[Mapping[str, Iterable[Action]]]) -> Schedule:
+    """The schedule with these rows, by lane, of every device."""
     lanes = ({lane: tuple(row) for lane, row in lanes.items()} for lanes in rows)
     return replace(schedule, rows=tuple(lanes))  # type: ignore[arg-type]  # any form of a row will do

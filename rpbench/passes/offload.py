@@ -21,7 +21,7 @@ transfers in RoundPipe, arXiv 2604.27085).
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal, get_args
 
 from rpbench.ir.action import MOVES, Action, Kind, from_fields
@@ -29,10 +29,11 @@ from rpbench.ir.communication import hops, local_hops
 from rpbench.ir.index import Index
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import ON_SSD, Schedule, ScheduleError
-from rpbench.ir.waits.edges import version_read
+from rpbench.ir.waits.edges import versions_by_step
 from rpbench.ir.waits.moves import TRANSFERS
 from rpbench.ir.waits.saved_inputs import keeping_stage
 from rpbench.ir.waits.visits import Visit, visits_of
+from rpbench.passes.lower import with_rows
 
 _FROM_SAVED = (Kind.B, Kind.I)  # they recompute from a saved input
 ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device
@@ -44,7 +45,7 @@ class WeightLanes:
     """Makes lanes that load weights and free them again."""
 
     def __init__(self, index: Index, arrive: Kind, leave: Kind, what: str | None, prefetch: int) -> None:
-        self._index, self.prefetch = index, prefetch
+        self._index, self.prefetch, self._versions = index, prefetch, versions_by_step(index.schedule)
         self._arrive, self._leave, self._what = arrive, leave, what
         # Each once: there are as many of them as visits.
         self._arrivals: dict[tuple[int, int, int | None], Action] = {}
@@ -106,12 +107,6 @@ class WeightLanes:
     def pieces(self, visit: Visit, number: int) -> list[Action]:
         """The transfers of a visit's weights in pieces; a gather is one, which comes with the first activation."""
         return [self.arrival(visit, part) for part in range(number if self._what else 1)]
-
-    @cached_property
-    def _versions(self) -> list[int]:
-        """The weight version of each step; policies that read the newest have been refused."""
-        shape, policy = self._index.shape, self._index.schedule.policy
-        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
 
     def _earliest(self, visits: Sequence[Visit], place: int) -> int:
         """The first visit during which another's weights may come: `prefetch` before it, but after the work on this
@@ -404,5 +399,5 @@ def _with_lanes(schedule: Schedule, rows: Sequence[Mapping[str, list[Action]]]) 
         for name, actions in more.items():
             if actions:
                 found.setdefault(name, []).extend(actions)
-        lanes.append({name: tuple(actions) for name, actions in found.items()})
-    return replace(schedule, rows=tuple(lanes))
+        lanes.append(found)
+    return with_rows(schedule, lanes)

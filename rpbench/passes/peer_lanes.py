@@ -7,27 +7,24 @@ come from rank to rank (`rpbench.ir.waits.handovers`) for one visit each, into b
     compute               visit 0       visit 1                 visit 2
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Row, Schedule, Shape
-from rpbench.ir.waits.visits import Visit
+from rpbench.ir.schedule import Row, Schedule, Shape, check_even
+from rpbench.ir.waits.visits import Visit, visits_of
+from rpbench.passes.lower import with_rows
 
 
 def check_slices(name: str, shape: Shape) -> None:
     """Refuse a shape without one slice for each rank, or whose microbatches cannot be dealt evenly."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
+    if shape.num_stages != shape.num_ranks:
         raise ValueError(
-            f"{name} has {shape.num_stages} slices for {p} ranks: there must be one for each; set chunks_per_device=1"
+            f"{name} has {shape.num_stages} slices for {shape.num_ranks} ranks: there must be one for each; "
+            "set chunks_per_device=1"
         )
-    if m % p:
-        raise ValueError(
-            f"{name} deals {m} microbatches to {p} ranks: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
+    check_even(name, shape, "ranks")
 
 
 def step_at_home(order: Schedule, kept: Sequence[int], *, before_use: bool = False) -> Schedule:
@@ -50,6 +47,17 @@ def _with_steps(order: Schedule, rank: int, own: int, before_use: bool) -> Row:
     return tuple(row)
 
 
+def with_peer_lanes(
+    index: Index, comes: Callable[[int, Sequence[Visit]], Iterable[Action]], goes_to: Callable[[Visit], int]
+) -> Schedule:
+    """The schedule with the transfers of a rank: `comes(rank, visits)` on lane h2d, sums of gradients on lane d2h."""
+    rows = []
+    for rank, visits in enumerate(visits_of(index)):
+        lanes = {"compute": index.schedule.compute(rank), "h2d": comes(rank, visits), "d2h": _sums(visits, goes_to)}
+        rows.append({name: row for name, found in lanes.items() if (row := tuple(found))})
+    return with_rows(index.schedule, rows)
+
+
 def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], int]) -> Iterator[Action]:
     """Transfers that load the slices of a rank's visits into so many buffers, from the rank `comes_from` names."""
     for place, visit in enumerate(visits):
@@ -59,7 +67,7 @@ def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], i
     yield from (Action(Kind.FREE, visit.stage, object="P") for visit in visits[-buffers:])
 
 
-def sums(visits: Sequence[Visit], goes_to: Callable[[Visit], int]) -> Iterator[Action]:
+def _sums(visits: Sequence[Visit], goes_to: Callable[[Visit], int]) -> Iterator[Action]:
     """Transfers that send the gradient of each backward visit to the rank `goes_to` names."""
     for visit in visits:
         if visit.backward:

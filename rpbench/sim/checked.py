@@ -14,7 +14,7 @@ from rpbench.ir.checks.check import check_versions, checked_actions, gaps
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
-from rpbench.sim.columns import ArrayRows, Columns, Ints, among, read_columns
+from rpbench.sim.columns import ArrayRows, Columns, among, read_columns
 from rpbench.sim.graph import Graph, build_graph, kept_edges
 
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
@@ -135,11 +135,7 @@ def _is_placed(schedule: Schedule, columns: Columns) -> bool:
         return False
     if placement and all(len(holders) == 1 for holders in placement):
         return True
-    return _meets(shape, stage, index, device)
-
-
-def _meets(shape: Shape, stage: Ints, index: Ints, device: Ints) -> bool:
-    """Whether all actions of a stage and microbatch are on one device."""
+    # All actions of a stage and microbatch meet on one device.
     places = stage.astype(np.int64) * shape.total_microbatches + index
     home = np.zeros(int(places.max(initial=-1)) + 1, np.int32)
     home[places] = device  # of any one of them

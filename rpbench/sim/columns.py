@@ -186,7 +186,6 @@ class ArrayRows:
         return self.where.keys()
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> Ints | None:
-        """The numbers of a kind, stage and part; None if there is none."""
         if kind not in self.where:
             return None
         if kind is Kind.VALIDATE:
@@ -194,7 +193,6 @@ class ArrayRows:
         return self.where[kind][stage, part] if self._exists[kind][stage][part] else None
 
     def first(self, rows: Sequence[Ints]) -> Ints:
-        """At every place, the first number of several rows that is not -1."""
         return reduce(lambda best, more: np.where(best < 0, more, best), rows)
 
     def indices(self, places: Sequence[int]) -> Ints:
@@ -207,13 +205,11 @@ class ArrayRows:
         return self._actions[number]
 
     def gap(self, kind: Kind, stage: int) -> int | None:
-        """The first place of a stage, by microbatch and part, without an action of a kind; None if all have one."""
         if kind in self.where and self._whole[kind][stage]:
             return None
         return _first_true(~self._is_there(kind, stage))
 
     def gap_of_backwards(self, stage: int) -> int | None:
-        """The first place of a stage that has neither B alone nor I and W; None if there is none."""
         if {Kind.I, Kind.W}.isdisjoint(self.where):
             return self.gap(Kind.B, stage)
         full, inputs, weights = (self._is_there(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))

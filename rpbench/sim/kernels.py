@@ -232,7 +232,7 @@ def compile_orders() -> None:
 
     from rpbench.ordering import loops
 
-    if compiled(loops.pull) is not loops.pull:
+    if compiled(loops.pull, *loops.PULL_PARTS) is not loops.pull:
         loops.use(
             loops.Means(
                 compiled,

@@ -307,7 +307,7 @@ def test_a_framework_gets_no_plan_with_an_option_that_it_lacks():
     case, offload, zero_2 = small(), contender("zero_offload"), contender("zero_2")
     assert space_of(offload, case).dimensions["schedule.share"] == (1.0, 0.75, 0.5, 0.25)
     assert space_of(as_run_by(offload, "DeepSpeed"), case).dimensions["schedule.share"] == (1.0,)
-    assert contender_runs_in(offload, case, {"share": 0.25}) == [HERE]
+    assert contender_runs_in(offload, case, {"share": 0.25}) == (HERE,)
     assert contender_runs_in(zero_2, case, {"reduce_each_microbatch": False}) == ["FSDP2", "DeepSpeed"]
     for framework, schedules in OPTIONS.items():
         for name, options in schedules.items():

@@ -20,7 +20,7 @@ from rpbench.engine.state.updates.optimizer import direction
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.analysis import Analysis, replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.models.build import build_model
@@ -113,7 +113,7 @@ def test_twenty_steps_equal_plain_training(name):
     run = train(schedule, workload_of(schedule), num_warmup_steps=5, learning_rate=1e-2)
     assert_same(run, reference_of(run))
     assert run.training.mean_loss(19) != run.training.mean_loss(0)
-    assert run.training.weights.most_live <= replay(schedule).max_live
+    assert run.training.weights.most_live <= Analysis(schedule).versions.max_live
     if schedule.policy is Policy.FLUSH:
         assert run.training.weights.most_live == 1
 

@@ -18,7 +18,7 @@ from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import reads_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Kind
-from rpbench.ir.analysis import replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import ASYNCHRONOUS, Policy
@@ -102,7 +102,7 @@ def test_a_stage_keeps_as_many_versions_as_it_has_microbatches_under_way():
     layers = run.training.layout.backward
     assert [max(run.training.weights.num_live[module] for module in modules) for modules in layers] == [1, 1, 1, 1]
     assert run.training.weights.most_live == 4
-    assert replay(schedule).live == (4, 3, 2, 1)
+    assert Analysis(schedule).versions.live == (4, 3, 2, 1)
 
 
 # --- what is read, told in two ways ---
@@ -116,7 +116,7 @@ def test_lanes_say_what_the_replay_finds(policy, devices, window, steps):
     if policy in (Policy.FLUSH, Policy.OPTIMISTIC, Policy.SELECTIVE):
         schedule = add_steps(entry("1f1b").build(schedule.shape))
     schedule = replace(schedule, policy=policy)
-    found, versions = lane_reads(schedule), replay(schedule)
+    found, versions = lane_reads(schedule), Analysis(schedule).versions
     for action, version in zip((a for _, _, row in schedule.items() for a in row), versions.read, strict=True):
         if version is not None:
             own = found.forward if action.kind is Kind.F else found.backward

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
-from rpbench.ir.checks.deadlock import execution_order
+from rpbench.ir.checks.deadlock import in_rounds
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entries
 from tests.one_by_one import waits_for
@@ -109,7 +109,7 @@ def test_long_rows_are_elided_around_the_mark():
 @given(st.sampled_from(["1f1b", "gpipe"]), st.integers(1, 5), st.integers(1, 6))
 def test_the_execution_order_respects_lanes_and_needs(name, ranks, microbatches):
     found = Analysis(entries()[name].build(Shape(ranks, ranks, microbatches)))
-    index, order = found.index, execution_order(found.index, found.producers)
+    index, order = found.index, in_rounds(found.rounds)
     place = {number: tick for tick, number in enumerate(order)}
     assert sorted(order) == list(range(len(index.actions)))
     for number, action in enumerate(index.actions):

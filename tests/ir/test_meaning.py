@@ -6,7 +6,7 @@ import pytest
 from editing import edit, instead, schedule_of, with_action
 
 from rpbench.ir.action import Kind, parse
-from rpbench.ir.analysis import Analysis, replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
 from rpbench.ir.checks.residency import stays_on_devices
 from rpbench.ir.policy import Policy
@@ -226,4 +226,4 @@ def test_a_split_backward_of_shares_ends_when_all_devices_have_met():
     assert [{producer for producer, _ in waits_for(found.index, found.index.actions[w])} for w in weights] == [
         set(inputs)
     ] * 2
-    assert replay(found).live == (1,)
+    assert found.versions.live == (1,)

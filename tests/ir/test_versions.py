@@ -16,7 +16,7 @@ from staleness import staleness_of_stages
 
 from rpbench.ir import partition
 from rpbench.ir.action import Kind
-from rpbench.ir.analysis import replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
@@ -52,7 +52,7 @@ def reads(schedule: Schedule, versions: Versions, kind: Kind, stage: int) -> lis
 
 def test_pipedream_at_four_stages():
     schedule = never_flushed(Policy.STASH, ranks=4, microbatches=12)
-    versions = replay(schedule)
+    versions = Analysis(schedule).versions
     assert staleness_of_stages(versions) == (3, 2, 1, 0)
     assert versions.live == (4, 3, 2, 1)
     assert worst_drift(versions) == (0, 0, 0, 0)
@@ -64,7 +64,7 @@ def test_pipedream_at_four_stages():
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_pipedream_reads_the_version_of_the_paper(ranks, microbatches):
     schedule = never_flushed(Policy.STASH, ranks, microbatches)
-    versions = replay(schedule)
+    versions = Analysis(schedule).versions
     for stage in range(ranks):
         expected = [max(0, i - (ranks - 1 - stage)) for i in range(microbatches)]
         assert reads(schedule, versions, Kind.F, stage) == expected
@@ -78,7 +78,7 @@ def test_pipedream_reads_the_version_of_the_paper(ranks, microbatches):
 @given(st.integers(1, 5), st.integers(5, 12))
 def test_vertical_sync_delays_all_stages_alike(ranks, microbatches):
     schedule = never_flushed(Policy.VERTICAL, ranks, microbatches)
-    versions = replay(schedule)
+    versions = Analysis(schedule).versions
     for stage in range(ranks):
         assert reads(schedule, versions, Kind.F, stage) == [max(0, i - (ranks - 1)) for i in range(microbatches)]
     assert staleness_of_stages(versions) == (ranks - 1,) * ranks
@@ -88,7 +88,7 @@ def test_vertical_sync_delays_all_stages_alike(ranks, microbatches):
 
 @pytest.mark.parametrize("per_step", [4, 8])
 def test_2bw_keeps_two_versions_and_is_one_step_behind(per_step):
-    versions = replay(never_flushed(Policy.TWO_BW, ranks=4, microbatches=4 * per_step, per_step=per_step))
+    versions = Analysis(never_flushed(Policy.TWO_BW, ranks=4, microbatches=4 * per_step, per_step=per_step)).versions
     assert versions.live == (2, 2, 2, 2)
     assert staleness_of_stages(versions) == (1, 1, 1, 1)
     assert worst_drift(versions) == (0, 0, 0, 0)
@@ -102,7 +102,7 @@ def test_2bw_needs_as_many_microbatches_as_stages():
 
 @pytest.mark.parametrize("policy", [Policy.LATEST, Policy.PREDICT])
 def test_reading_the_newest_weights_drifts_on_early_stages(policy):
-    versions = replay(never_flushed(policy, ranks=4, microbatches=12))
+    versions = Analysis(never_flushed(policy, ranks=4, microbatches=12)).versions
     assert worst_drift(versions) == (3, 2, 1, 0)
     assert staleness_of_stages(versions) == (3, 2, 1, 0)
     assert versions.live == (1, 1, 1, 1)
@@ -112,7 +112,7 @@ def test_reading_the_newest_weights_drifts_on_early_stages(policy):
 @pytest.mark.parametrize("name, stages", [("gpipe", 3), ("1f1b", 3), ("interleaved_1f1b", 6), ("looped_bfs", 6)])
 def test_a_flush_keeps_one_version(name, stages, policy):
     order = split_backward(entries()[name].build(Shape(3, stages, 3, num_steps=3)))
-    versions = replay(add_steps(replace(order, policy=policy)))
+    versions = Analysis(add_steps(replace(order, policy=policy))).versions
     assert versions.live == (1,) * stages
     assert versions.max_staleness == 0
     assert worst_drift(versions) == (0,) * stages
@@ -125,7 +125,7 @@ def test_asynchronous_roundpipe_is_one_step_behind(cut):
     order = replace(order, policy=Policy.DELAYED)
     schedule = add_steps(order if cut is None else order.with_partition(cut))
     check(schedule, max_versions=2)
-    versions = replay(schedule)
+    versions = Analysis(schedule).versions
     iterations = [microbatch // 4 for microbatch in range(20)]
     for kind, stage in [(Kind.F, 0), (Kind.F, 1), (Kind.FB, 3), (Kind.B, 2), (Kind.B, 0)]:
         assert reads(schedule, versions, kind, stage) == [max(k - 1, 0) for k in iterations]
@@ -135,7 +135,7 @@ def test_asynchronous_roundpipe_is_one_step_behind(cut):
 
 def test_synchronous_roundpipe_keeps_one_version():
     schedule = add_steps(entries()["roundpipe"].build(Shape(3, 2, 4, 4, num_steps=3, fused=True)))
-    versions = replay(schedule)
+    versions = Analysis(schedule).versions
     assert versions.live == (1, 1, 1, 1)
     assert versions.max_staleness == 0
 
@@ -143,7 +143,7 @@ def test_synchronous_roundpipe_keeps_one_version():
 @pytest.mark.parametrize("policy", list(Policy))
 def test_without_steps_one_version_is_kept(policy):
     order = replace(entries()["1f1b"].build(Shape(2, 2, 2, num_steps=3)), policy=policy)
-    versions = replay(order)
+    versions = Analysis(order).versions
     assert versions.live == (1, 1)
     assert versions.published == (0, 0)
     behind = STEPS_BEHIND.get(policy)
@@ -157,7 +157,7 @@ def test_without_steps_one_version_is_kept(policy):
 
 def test_communication_reads_no_weights():
     schedule = lower_communication(never_flushed(Policy.STASH, ranks=2, microbatches=3))
-    versions = replay(schedule)
+    versions = Analysis(schedule).versions
     actions = [action for _, _, row in schedule.items() for action in row]
     compute = {Kind.F, Kind.B}
     assert all((v is None) == (a.kind not in compute) for a, v in zip(actions, versions.read, strict=True))
@@ -168,7 +168,7 @@ def test_communication_reads_no_weights():
 def test_reading_the_newest_needs_one_cut(policy):
     order = entries()["roundpipe"].build(Shape(2, 2, 2, 3, num_steps=2, fused=True))
     with pytest.raises(ScheduleError, match=f"policy {policy.value} reads the newest version"):
-        replay(add_steps(replace(order, policy=policy)))
+        _ = Analysis(add_steps(replace(order, policy=policy))).versions
 
 
 def test_a_version_is_not_read_before_it_is_out():
@@ -185,7 +185,7 @@ def test_a_version_is_not_read_before_it_is_out():
         ),
     )
     with pytest.raises(ScheduleError, match="1F1 reads version 1 of stage 1, which has published 0"):
-        replay(late)
+        _ = Analysis(late).versions
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_a_version_is_kept_from_its_step_to_its_last_reader_or_the_next(row, liv
         with pytest.raises(ScheduleError):
             check(schedule)
     else:
-        assert replay(schedule).live == (live,)
+        assert Analysis(schedule).versions.live == (live,)

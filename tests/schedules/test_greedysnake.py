@@ -9,7 +9,7 @@ from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Kind
-from rpbench.ir.analysis import replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
@@ -75,7 +75,7 @@ def test_late_steps_come_in_the_order_of_the_next_forward(delayed, steps):
     schedule = complete(1, 4, 2, 2, delayed)
     host = [action for action in schedule.lanes[0]["host"] if action.version == 1]
     assert " ".join(str(action.stage) for action in host) == steps
-    assert replay(schedule).max_staleness == 0
+    assert Analysis(schedule).versions.max_staleness == 0
 
 
 def test_some_steps_beside_the_next_forward_are_better_than_none_and_than_all():

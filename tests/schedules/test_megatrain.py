@@ -12,7 +12,7 @@ from rpbench.cost.footprint.sizes import LayerSize, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.analysis import replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
 from rpbench.ir.checks.residency import peak_kept_inputs
 from rpbench.ir.partition import symmetric
@@ -68,7 +68,7 @@ def test_with_all_it_moves_it_runs(p, layers, m, interval, steps):
     schedule = complete(p, layers, m, interval, steps)
     check(schedule)
     assert from_text(to_text(schedule)) == schedule
-    assert replay(schedule).max_staleness == 0
+    assert Analysis(schedule).versions.max_staleness == 0
 
 
 def test_the_host_steps_when_the_backward_is_nearly_over():

@@ -11,7 +11,7 @@ from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind, parse
-from rpbench.ir.analysis import Analysis, replay
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import LateRest, Policy, boundaries, steps_late
@@ -106,7 +106,7 @@ def test_steps_late_by_hand(options, late):
     schedule = complete(Shape(1, 2, 1, num_steps=8), **options)
     versions = check(schedule)
     assert [versions.staleness_steps[0, step] for step in range(8)] == late
-    assert replay(entry("zenflow").build(schedule.shape, **options)).max_staleness == max(late)
+    assert Analysis(entry("zenflow").build(schedule.shape, **options)).versions.max_staleness == max(late)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])

@@ -16,23 +16,17 @@ from rpbench.ir.schedule import ScheduleError
 Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for besides the one before it in its lane
 
 
-def execution_order(index: Index, producers: Producers) -> list[int]:
-    """The actions in an order in which they can run.
-
-    They are ordered by round: in each round every lane that can move runs one action, as if all took the same
-    time. Actions of one round stand in the order of their numbers. If no lane can move, a ScheduleError shows a
-    shortest cycle of lanes that wait for each other.
-    """
-    return in_rounds(execution_rounds(index, producers))
-
-
 def in_rounds(rounds: Sequence[int]) -> list[int]:
     """The actions in the order of their rounds, those of one round in the order of their numbers."""
     return sorted(range(len(rounds)), key=rounds.__getitem__)
 
 
 def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
-    """For each action the round in which it can run, counted from 1; see `execution_order`."""
+    """For each action the round in which it can run, counted from 1.
+
+    In each round every lane that can move runs one action, as if all took the same time. If no lane can move, a
+    ScheduleError shows a shortest cycle of lanes that wait for each other.
+    """
     sends = [number for number, action in enumerate(index.actions) if action.kind in SEND] if rendezvous else []
     received = {number: index.find(receive_of(index.actions[number])) for number in sends}
     partners = {send: receive for send, receive in received.items() if receive >= 0}
@@ -41,7 +35,7 @@ def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = F
 
 def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
     """The slots, from 1, in which each action begins and ends, if computations take one slot and the others no time;
-    raises as `execution_order`.
+    raises as `execution_rounds`.
     """
     takes = [action.kind in COMPUTE for action in index.actions]
     ends = _run(index, producers, {}, takes)

@@ -194,6 +194,11 @@ def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) 
     return None if behind is None else max(0, step - behind)
 
 
+def versions_by_step(schedule: Schedule) -> list[int]:
+    """The version that the microbatches of each step read, under policies that read one in a step (`STEPS_BEHIND`)."""
+    return [version_read(schedule.policy, schedule.shape, batch.start) or 0 for batch in schedule.shape.batches]
+
+
 def names_versions(schedule: Schedule) -> bool:
     """Whether forwards name the version they read, and wait for the step that publishes it.
 
@@ -333,8 +338,7 @@ def _versions_read(rows: Rows, kind: Kind, stage: int, readers: Row) -> Any | No
     if schedule.policy not in KNOWN:
         return None
     if schedule.policy in STEPS_BEHIND:  # the same for all microbatches of a step
-        of_step = [version_read(schedule.policy, shape, batch.start) or 0 for batch in shape.batches]
-        return rows.indices([version for version in of_step for _ in range(shape.num_microbatches)])
+        return rows.indices([read for read in versions_by_step(schedule) for _ in range(shape.num_microbatches)])
     return rows.indices(
         [version_read(schedule.policy, shape, number, stage) or 0 for number in range(shape.total_microbatches)]
     )

@@ -32,7 +32,7 @@ from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND, versions_stored
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.waits.edges import version_read
+from rpbench.ir.waits.edges import version_read, versions_by_step
 from rpbench.ir.waits.handovers import Handovers
 from rpbench.ir.waits.late_rest import rest_edges
 from rpbench.ir.waits.saved_inputs import What, activation_edges
@@ -247,9 +247,8 @@ class Moves:
     @cached_property
     def _versions(self) -> list[int]:
         """By step, the version read, under policies that read one version in a step; empty under others."""
-        shape, policy = self.index.shape, self.index.schedule.policy
-        steps = range(shape.num_steps if policy in STEPS_BEHIND else 0)
-        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in steps]
+        schedule = self.index.schedule
+        return versions_by_step(schedule) if schedule.policy in STEPS_BEHIND else []
 
     def _match_ends(
         self,
