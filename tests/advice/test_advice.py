@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from contest_terms import read, small, terms
 
+from rpbench.advice import side_searches
 from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import CHANGES, Timed, _turning, levers_of, pace_with_twice_the_memory, turns_of
@@ -31,6 +32,7 @@ from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.terms import Limits
 from rpbench.predict.prediction import NORMAL
 from rpbench.registry import entry
+from rpbench.sim import kernels
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.workload.architecture import architecture
@@ -300,6 +302,17 @@ def test_frameworks_are_named_for_contenders():
     assert runs_in("zero_offload") == ["DeepSpeed"]
     assert runs_in("zero_offload(delayed_update=True)") == (HERE,)
     assert runs_in("roundpipe(asynchronous=True)") == runs_in("roundpipe")
+
+
+def test_kernels_of_a_search_in_short_time_are_compiled_before_its_clock(monkeypatch):
+    case = small()
+    monkeypatch.setattr(side_searches, "_compiled", [])
+    kernels.compiled.cache_clear()
+    side_searches.compile_kernels(case, basis_of(case))
+    known = kernels.compiled.cache_info().currsize
+    for name in ("roundpipe", "zb_v", "mobius", "pipe_offload"):
+        tune(contender(name), case, QUICK, is_over=lambda: False)
+    assert kernels.compiled.cache_info().currsize == known
 
 
 def test_a_framework_gets_no_plan_with_an_option_that_it_lacks():
