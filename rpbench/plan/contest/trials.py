@@ -246,6 +246,9 @@ class Trials:
                     break
                 best = changed
             if best != begun:
+                if self.sketcher.is_blind(best):
+                    self._other_sizes(best)
+                    return
                 sized = self.sketcher.first_size(best, self.space)
                 if not self.time_is_over() and sized not in self.tried and self.bounds.pace(sized) > self.best_pace():
                     self._look_at(sized)
