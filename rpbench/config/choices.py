@@ -180,6 +180,11 @@ class WorkloadConfig:
         given, size = self.lengths or (), self.microbatch_sequences
         return tuple(tuple(given[first : first + size]) for first in range(0, len(given), size))
 
+    @property
+    def microbatch_tokens(self) -> tuple[int, ...]:
+        """Tokens of each microbatch of a step; empty where all are the same."""
+        return tuple(map(sum, self.by_microbatch))
+
 
 @dataclass
 class BackendConfig:

@@ -121,14 +121,9 @@ class Request:
         return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
 
     @property
-    def microbatch_tokens(self) -> tuple[int, ...]:
-        """Tokens of each microbatch of a step; empty where all are the same."""
-        return tuple(map(sum, self.workload.by_microbatch))
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens of all microbatches of a step, over all replicas; 0 where unknown."""
-        own = sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
+        own = sum(self.workload.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
         return own * (self.backend.data_parallel if self.backend else 1)
 
     @property

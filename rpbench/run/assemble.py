@@ -160,7 +160,7 @@ def assemble(request: Request) -> Assembled:
         profile=profile,
         evidence="predicted" if request.cost.name == "analytic" else "simulated",
         keeps=keeps,
-        microbatch_tokens=request.microbatch_tokens,
+        microbatch_tokens=request.workload.microbatch_tokens,
     )
 
 
@@ -233,7 +233,7 @@ def pose(request: Request) -> Problem:
         num_layers = request.model.num_layers
     elif not num_layers:  # one for every stage
         num_layers = request.num_devices * (request.chunks_per_device or entry.chunks or (2 if entry.looped else 1))
-    sizes, tokens = _model_bytes(request), request.microbatch_tokens
+    sizes, tokens = _model_bytes(request), request.workload.microbatch_tokens
     traffic = _traffic(request, sizes)
     return Problem(
         entry=entry,
@@ -345,7 +345,7 @@ def _model_bytes(request: Request) -> ModelBytes | None:
     tokens = sum(largest) or request.tokens_per_microbatch
     counted = request.cost.name == "analytic"
     sizes = sizes_of(setting_of(request, largest), tokens) if counted else model_bytes(request.model, tokens)
-    each = tuple(own / tokens for own in request.microbatch_tokens)
+    each = tuple(own / tokens for own in request.workload.microbatch_tokens)
     return replace(sizes, keeps_activations=request.recompute == "none", each=each)
 
 

@@ -93,7 +93,11 @@ def scheduled(request: Request, assembled: Assembled, execute: Callable[[], Outc
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}
     if assembled.plan is not None:
         files[TRIED] = _tried_csv(assembled.plan)
-    return Work(_shape(request, assembled), lambda: _outcome(request, assembled, execute), files)
+    return Work(
+        _shape(assembled, from_file=request.schedule.file is not None),
+        lambda: _outcome(request, assembled, execute),
+        files,
+    )
 
 
 def _outcome(request: Request, assembled: Assembled, execute: Callable[[], Outcome]) -> Outcome:
@@ -110,8 +114,8 @@ def _outcome(request: Request, assembled: Assembled, execute: Callable[[], Outco
     return Outcome(fields, found.timeline)
 
 
-def _shape(request: Request, assembled: Assembled) -> Fields:
-    """Record fields: stages, cuts and updates, and the sizes of a schedule read from a file."""
+def _shape(assembled: Assembled, *, from_file: bool) -> Fields:
+    """Record fields: stages, cuts and updates, and the name and sizes of a schedule read from a file."""
     shape = assembled.schedule.shape
     fields: dict[str, Any] = {
         "partition_layers": str(assembled.choice.partition),
@@ -120,7 +124,7 @@ def _shape(request: Request, assembled: Assembled) -> Fields:
         "num_backward_stages": shape.num_backward_stages,
         "num_updates": shape.num_steps,  # more than num_steps where a schedule updates after every microbatch
     }
-    if request.schedule.file is not None:
+    if from_file:
         fields |= {"schedule": assembled.schedule.name, "generator": None}
         fields |= {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps}
     if assembled.keeps is not None:

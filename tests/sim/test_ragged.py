@@ -213,7 +213,7 @@ def test_a_list_and_a_file_are_the_same_run_and_equal_lengths_none_at_all(tmp_pa
         load([*words, f"workload.lengths={given}"]) for given in ("[10,20,30,40]", tmp_path / "lengths.txt")
     )
     assert listed.subject == read.subject
-    assert listed.microbatch_tokens == (10, 20, 30, 40)
+    assert listed.workload.microbatch_tokens == (10, 20, 30, 40)
     assert load([*words, "workload.lengths=[7,7,7,7]"]).subject == load(words).subject
     assert "lengths" not in load(words).subject["workload"], "records from before keep their names"
 
