@@ -451,13 +451,6 @@ def test_a_terminal_gets_a_table_and_json_if_asked(capsys, tmp_path, monkeypatch
     assert "RPBENCH_JSON" not in os.environ
 
 
-def test_a_list_keeps_to_a_narrow_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    assert dispatch(("list", "models")) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
-
-
 ODD = [
     "+schedule=1f1b",
     "++schedule=1f1b",

@@ -393,3 +393,10 @@ def test_a_record_is_shown_by_the_beginning_of_its_id_as_its_run_printed_it(caps
     ):
         assert dispatch(words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_list_keeps_to_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert dispatch(("list", "models")) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40

@@ -40,10 +40,8 @@ def main() -> None:
         return model
 
     def part(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return (
-            nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
-            / num_tokens
-        )
+        summed = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
+        return summed / num_tokens
 
     parallelism = ParallelismConfig(**asked["options"])
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
