@@ -191,6 +191,18 @@ def test_an_order_without_a_closed_form_gets_a_microbatch_of_its_own():
     assert min(tried, key=lambda size: tried[size]) == first.job.sequences > 1
 
 
+def test_an_order_without_a_closed_form_gets_chunks_of_its_own():
+    own, on = replace(architecture("llama32_1b"), seq_len=512), machine("8x_rtx3090").with_devices(4)
+    asked = Question(own, on, software("megatron_core"), 512, 16)
+    found = Candidates(asked, Space(schedules=("1f1b",), shared=("optimizer",))).best_of_each()
+    (best,) = in_other_orders(found, ["interleaved_zb"])
+    assert {each.job.chunks for each in found} == {1}
+    assert best.job.chunks > 2
+    for chunks in (best.job.chunks - 1, best.job.chunks + 1):
+        step_s = sum(exact(replace(best.job, chunks=chunks, cut=(), kept=()))[1].values())
+        assert step_s > 0.99 * best.step_time_s, chunks  # of even cuts
+
+
 def test_orders_without_a_closed_form_are_run_by_their_commands(over_nodes, rpbench):
     """In a V and in turn: pace and memory are those of the order that runs, whose times decide it."""
     rows = [row for row in over_nodes["ranking"] if row["schedule"] in ORDERS]

@@ -139,7 +139,7 @@ def in_other_orders(
     """The fastest plan that is asked for of each of these orders, which have no closed form.
 
     They are tried on the meshes of the `MESHES` fastest pipelines, with their microbatches and recomputation; then the
-    best one with near sizes of a microbatch, as long as these are faster.
+    best one with the next sizes of a microbatch and numbers of chunks, as long as these are faster.
     """
     jobs = dict[tuple[Mesh, int], Job]()
     for each in sorted(found, key=lambda each: each.step_time_s):
@@ -147,33 +147,32 @@ def in_other_orders(
             jobs.setdefault((each.job.mesh, each.job.sequences), each.job)
     best = list[Prediction]()
     for name in names:
-        tried, left = set[tuple[Mesh, int]](), [*jobs.values()][:MESHES]
-        fastest: Prediction | None = None
+        left = [(job, entry(name).chunks or max(2, job.chunks)) for job in [*jobs.values()][:MESHES]]
+        tried, fastest, before = set[tuple[Mesh, int, int]](), list[Prediction](), list[Prediction]()
         while left:
-            tried |= {(job.mesh, job.sequences) for job in left}
-            every = (each for job in left for each in _in_order(job, name) if is_asked(each.job))
-            before, fastest = (
-                fastest,
-                min(filter(None, (fastest, *every)), key=lambda each: each.step_time_s, default=None),
-            )
-            near = _of_near_sizes(fastest.job) if fastest is not None and fastest is not before else ()
-            left = [job for job in near if (job.mesh, job.sequences) not in tried]
-        best += [fastest] if fastest is not None else []
+            tried |= {(job.mesh, job.sequences, chunks) for job, chunks in left}
+            fastest += [each for job, chunks in left for each in _in_order(job, name, chunks) if is_asked(each.job)]
+            fastest = sorted(fastest, key=lambda each: each.step_time_s)[:1]
+            near = _near(fastest[0].job) if fastest != before else ()
+            left = [(job, chunks) for job, chunks in near if (job.mesh, job.sequences, chunks) not in tried]
+            before = fastest
+        best += fastest
     return best
 
 
-def _of_near_sizes(job: Job) -> Iterator[Job]:
-    """The job with the next smaller and the next larger microbatch that divides its replica's sequences."""
-    sequences = job.sequences * job.num_microbatches
+def _near(job: Job) -> Iterator[tuple[Job, int]]:
+    """The job with the next smaller and larger microbatch that divides its sequences, or number of chunks."""
+    sequences, only = job.sequences * job.num_microbatches, entry(job.schedule).chunks
     sizes = divisors(sequences)
     place = sizes.index(job.sequences)
     for size in (*sizes[max(0, place - 1) : place], *sizes[place + 1 : place + 2]):
-        yield replace(job, sequences=size, num_microbatches=sequences // size)
+        yield replace(job, sequences=size, num_microbatches=sequences // size), job.chunks
+    for chunks in (job.chunks - 1, job.chunks + 1) if only is None and job.chunks > 1 else ():
+        yield job, chunks
 
 
-def _in_order(job: Job, name: str) -> Iterator[Prediction]:
+def _in_order(job: Job, name: str, chunks: int) -> Iterator[Prediction]:
     """The job in another order, if that takes the sizes and fits."""
-    chunks = entry(name).chunks or 2
     if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
         return
     with suppress(ValueError):  # the order, or the cut, does not take the sizes
