@@ -211,18 +211,17 @@ def _edges(
     columns = rows.columns
     pairs = analysis.transfer_edges if kept is None else []
     transfers = kept or np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T
-    found = [(edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(rows)]
-    present = [(producers >= 0) & (consumers >= 0) for producers, consumers, _ in found]
-    at_once = list(zip(found, present, strict=True))
-    producer = np.concatenate([*(edges[0][there] for edges, there in at_once), transfers[0]])
-    consumer = np.concatenate([*(edges[1][there] for edges, there in at_once), transfers[1]])
-    counts = np.array([*map(np.count_nonzero, present), len(transfers[0])], int)
-    moved = np.repeat(np.array([*(what for _, _, what in found), _MOVED["transfer"]], np.int8), counts)
+    found = list(edges_of(rows))
+    producer = np.concatenate([*(edges.producers for edges in found), transfers[0]])
+    consumer = np.concatenate([*(edges.consumers for edges in found), transfers[1]])
+    what = np.array([*(_MOVED[edges.moved] for edges in found), _MOVED["transfer"]], np.int8)
+    moved = np.repeat(what, [*(len(edges.consumers) for edges in found), len(transfers[0])])
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     behind = np.zeros(len(lane), bool)
     behind[received] = True
     needed |= behind[consumer] & (producer == consumer - 1)
+    needed &= (producer >= 0) & (consumer >= 0)
     return producer[needed], consumer[needed], moved[needed]
 
 
