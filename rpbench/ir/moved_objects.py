@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rpbench.ir.action import RECV, SEND, SUMS, Kind
 from rpbench.ir.policy import share_moved
 from rpbench.ir.schedule import LANES as LANE_NAMES
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Schedule, kinds_of
 from rpbench.ir.waits.moves import LANES, Moves
 from rpbench.ir.waits.saved_inputs import What
 
@@ -98,8 +98,10 @@ def _others(schedule: Schedule) -> dict[int, Payload]:
     """The objects that are neither weights nor gradients, by number."""
     found, first = dict[int, Payload](), 0
     known: dict[str, dict[tuple[Kind, int, str | None], Payload | None]] = {lane: {} for lane in LANE_NAMES}
+    carrying = SEND | RECV | SUMS | {Kind.STEP} | {kind for kind, what in schedule.moves if what in ("O", "A")}
     for _, lane, row in schedule.items():
-        if lane != "compute" or not SUMS.isdisjoint(schedule.kinds):
+        on_link = lane != "compute" or not SUMS.isdisjoint(schedule.kinds)
+        if on_link and not carrying.isdisjoint(kinds_of(row)):
             alike, keys = known[lane], list(map(_kind_stage_object, row))
             alike.update((key, other_payload(schedule, *key, lane)) for key in set(keys) - alike.keys())
             carried = enumerate(map(alike.__getitem__, keys), start=first)

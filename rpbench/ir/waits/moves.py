@@ -85,6 +85,7 @@ class Moves:
         # number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there, if loaded
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
+        self._moved: set[tuple[What, int]] = set()  # what has transfers, and of which stages
         self._by_place: dict[What, dict[tuple[int, int], list[int]]] = defaultdict(dict)  # the same, (device, stage)
         # by direction, stage and version, what `_steps_before` returns
         self._before: dict[tuple[bool, int, int], list[tuple[int, int | None, int]]] = {}
@@ -140,10 +141,6 @@ class Moves:
                 found[visit[0], visit[2]].append(visit)  # device and stage
         return defaultdict(list, sorted(found.items()))
 
-    @cached_property
-    def _moved(self) -> set[tuple[What, int]]:
-        return {(what, found.visits[0].stage) for what, transfers in self.transfers.items() for found in transfers}
-
     # --- weights and gradients ---
 
     def _match_weights(self, arrive: What, leave: What) -> None:
@@ -163,6 +160,7 @@ class Moves:
                 groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
                 self.transfers[arrive] += map(_transfer_of, zip(loads, groups, ends, strict=True))
+                self._moved.add((arrive, stage))
                 brought = set[int]()
                 for pieces, group in zip(loads, groups, strict=True):
                     if len(group) > 1:
@@ -288,6 +286,7 @@ class Moves:
             if made:
                 numbers = leaving.get((device, stage), ())
                 groups = self._served(made, [(number,) for number in numbers], what)
+                self._moved.add((what, stage))
                 num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
                 for transfer in map(_transfer_of, zip(zip(numbers, strict=True), groups, repeat(-1), strict=False)):
                     self.transfers[what].append(transfer)
