@@ -219,7 +219,9 @@ def _right_behind_their_gradient(columns: Columns) -> Ints:
     backward = among(columns.kind[1:], (Kind.B, Kind.I)) & (columns.kind[:-1] == Kind.RECV_B)
     for column in (columns.stage, columns.index, columns.part):
         backward &= column[1:] == column[:-1]
-    return np.setdiff1d(np.flatnonzero(backward) + 1, columns.lane_start)
+    begins_lane = np.zeros(len(columns.kind) + 1, bool)
+    begins_lane[columns.lane_start] = True
+    return np.flatnonzero(backward & ~begins_lane[1:-1]) + 1
 
 
 def _edges(

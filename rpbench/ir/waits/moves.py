@@ -24,7 +24,7 @@ that a lane runs ahead of its FREEs is the number of buffers. Double buffering n
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from itertools import chain, product, repeat
+from itertools import chain, product
 from operator import itemgetter
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -288,9 +288,9 @@ class Moves:
                 groups = self._served(made, [(number,) for number in numbers], what)
                 self._moved.add((what, stage))
                 num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
-                for transfer in map(_transfer_of, zip(zip(numbers, strict=True), groups, repeat(-1), strict=False)):
+                for number, group in zip(numbers, groups, strict=True):
+                    transfer, step = _transfer_of(((number,), group, -1)), group[-1].step
                     self.transfers[what].append(transfer)
-                    step = transfer.visits[-1].step
                     together[stage, step, num_of[step]].append(transfer)
                     num_of[step] += 1
                 self._match_steps(what, stage, numbers, groups)
@@ -340,9 +340,12 @@ class Moves:
             version: [number for number in (steps.get((stage, version)), looks.get(version)) if number is not None]
             for version in range(1, self.index.shape.num_steps + 1)
         }
-        for number, group in zip(numbers, groups, strict=True) if steps or looks else ():
-            for version in {visit.step + 1 for visit in group} if len(group) > 1 else (group[0].step + 1,):
-                self.edges += [(number, later) for later in after[version]]
+        self.edges += [
+            (number, later)
+            for number, group in zip(numbers, groups, strict=True)
+            for version in ({visit.step + 1 for visit in group} if len(group) > 1 else (group[0].step + 1,))
+            for later in after[version]
+        ]
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
         freed = self._by_place[Kind.FREE, "G"].get((device, stage), [])
