@@ -102,7 +102,7 @@ def _others(schedule: Schedule) -> dict[int, Payload]:
     for _, lane, row in schedule.items():
         on_link = lane != "compute" or not SUMS.isdisjoint(schedule.kinds)
         if on_link and not carrying.isdisjoint(kinds_of(row)):
-            alike, keys = known[lane], list(map(_kind_stage_object, row))
+            alike, keys = known[lane], list[tuple[Kind, int, str | None]](map(_kind_stage_object, row))
             alike.update((key, other_payload(schedule, *key, lane)) for key in set(keys) - alike.keys())
             carried = enumerate(map(alike.__getitem__, keys), start=first)
             found |= {number: payload for number, payload in carried if payload is not None}

@@ -221,7 +221,7 @@ def _right_behind_their_gradient(columns: Columns) -> Ints:
         backward &= column[1:] == column[:-1]
     begins_lane = np.zeros(len(columns.kind) + 1, bool)
     begins_lane[columns.lane_start] = True
-    return np.flatnonzero(backward & ~begins_lane[1:-1]) + 1
+    return np.flatnonzero(backward & ~begins_lane[1:-1]).astype(np.int32) + 1
 
 
 def _edges(
