@@ -5,10 +5,10 @@ from functools import cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
+from rpbench.ir.action import RECV, SEND, SUMS, Kind
 from rpbench.ir.policy import share_moved
 from rpbench.ir.schedule import LANES as LANE_NAMES
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Schedule, kinds_of
 from rpbench.ir.waits.moves import LANES, Moves
 from rpbench.ir.waits.saved_inputs import What
 
@@ -56,7 +56,7 @@ def _brought(moves: Moves) -> dict[int, Payload]:
     for what, transfers in moves.transfers.items():
         payload = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
         for pieces, visits, _ in transfers:
-            backward, stage = visits[0][1:3]
+            _, backward, stage, *_ = visits[0]
             carried = payload(stage, backward, len(pieces))
             for number in pieces:
                 found[number] = carried
@@ -98,30 +98,30 @@ def _others(schedule: Schedule) -> dict[int, Payload]:
     """The objects that are neither weights nor gradients, by number."""
     found, first = dict[int, Payload](), 0
     known: dict[str, dict[tuple[Kind, int, str | None], Payload | None]] = {lane: {} for lane in LANE_NAMES}
+    carrying = SEND | RECV | SUMS | {Kind.STEP} | {kind for kind, what in schedule.moves if what in ("O", "A")}
     for _, lane, row in schedule.items():
-        if lane != "compute" or not SUMS.isdisjoint(schedule.kinds):
-            alike = known[lane]
-            for number, key in enumerate(map(_kind_stage_object, row), start=first):
-                if key not in alike:
-                    alike[key] = _other(schedule, row[number - first], lane)
-                if (payload := alike[key]) is not None:
-                    found[number] = payload
+        on_link = lane != "compute" or not SUMS.isdisjoint(schedule.kinds)
+        if on_link and not carrying.isdisjoint(kinds_of(row)):
+            alike, keys = known[lane], list[tuple[Kind, int, str | None]](map(_kind_stage_object, row))
+            alike.update((key, other_payload(schedule, *key, lane)) for key in set(keys) - alike.keys())
+            carried = enumerate(map(alike.__getitem__, keys), start=first)
+            found |= {number: payload for number, payload in carried if payload is not None}
         first += len(row)
     return found
 
 
-def _other(schedule: Schedule, action: Action, lane: str) -> Payload | None:
-    if (name := _object_of(action, lane)) is None:
+def other_payload(schedule: Schedule, kind: Kind, stage: int, moved: str | None, lane: str) -> Payload | None:
+    """What an action of a kind and stage that names `moved` moves on a lane, if neither weights nor gradients."""
+    if (name := _object_of(kind, moved, lane)) is None:
         return None
     share = Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
-    return Payload(name, action.stage, name in ("O", "A"), _summed(schedule, action) if name == "sum" else share, lane)
+    return Payload(name, stage, name in ("O", "A"), _summed(schedule, kind, stage) if name == "sum" else share, lane)
 
 
-def _object_of(action: Action, lane: str) -> str | None:
+def _object_of(kind: Kind, moved: str | None, lane: str) -> str | None:
     """The object of an action that moves neither weights nor gradients; None for all other actions."""
-    kind = action.kind
     if kind in (Kind.LOAD, Kind.STORE):
-        return action.object if action.object in ("O", "A") else None
+        return moved if moved in ("O", "A") else None
     if (lane in LINKS and kind in SEND) or (lane in ("h2d", "d2h") and kind in RECV):
         return "boundary"
     if kind in SUMS:
@@ -143,13 +143,13 @@ def sums_of_ends(kind: Kind, *, along_sequence: bool) -> tuple[Fraction, Fractio
     return (one, half) if along_sequence else (one, one)
 
 
-def _summed(schedule: Schedule, action: Action) -> Fraction:
+def _summed(schedule: Schedule, kind: Kind, stage: int) -> Fraction:
     """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
-    n, kind = schedule.shape.num_parts, action.kind
-    layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
+    n = schedule.shape.num_parts
+    layers = 1 if schedule.partition is None else schedule.partition.forward[stage]
     of_embedding, of_head = sums_of_ends(kind, along_sequence=schedule.shape.sequence_parallel)
-    num_sums = SUMS_A_LAYER[kind] * layers + of_embedding * (action.stage == 0)
-    num_sums += of_head * (action.stage == schedule.shape.num_stages - 1)
+    num_sums = SUMS_A_LAYER[kind] * layers + of_embedding * (stage == 0)
+    num_sums += of_head * (stage == schedule.shape.num_stages - 1)
     return Fraction(2 * (n - 1), n) * num_sums
 
 

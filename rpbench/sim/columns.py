@@ -15,6 +15,7 @@ from rpbench.ir.waits.moves import TRANSFERS
 
 Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
+SMALL = 20_000  # up to this many actions are read at once
 
 
 class Fields(NamedTuple):
@@ -94,7 +95,9 @@ def read_columns(schedule: Schedule) -> Columns:
     rows = [row for _, _, row in schedule.items()]
     lengths = list(map(len, rows))
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    read = [_fields_of(row) for row in rows]  # row by row: each is read while it is in the cache
+    # Large rows one by one: each is read while it is in the cache. Small ones together: arrays are made once for all.
+    one_by_one = starts[-1] > SMALL or any(isinstance(row, PlainRow) for row in rows)
+    read = [_fields_of(row) for row in (rows if one_by_one else [tuple(chain.from_iterable(rows))])]
     kind, stage, index, part, of_activations = map(np.concatenate, list(zip(*read, strict=True))[:5])
     overlaps = np.flatnonzero(kind == Kind.OVERLAP)
     lanes = np.searchsorted(starts, overlaps, side="right") - 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, reduce
 from itertools import chain
 from operator import itemgetter
@@ -14,10 +13,10 @@ import numpy.typing as npt
 from rpbench.cost.table import Members
 from rpbench.ir.action import COMPUTE, MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.moved_objects import Payload, carries
+from rpbench.ir.moved_objects import Payload, carries, other_payload
 from rpbench.ir.schedule import LANES, Schedule, ScheduleError, Shape, Weights
 from rpbench.ir.waits.edges import edges_of
-from rpbench.ir.waits.moves import LANES as LANES_OF
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.sim.columns import ArrayRows, Bools, Columns, Ints, among, places_of, read_columns
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
@@ -125,8 +124,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     computed = moved != _MOVED["transfer"]
     gradient = backward & ((moved == _MOVED["gradient"]) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
-    carried = _carried(analysis, columns) if kept is None else kept_payload(schedule.shape, columns)
-    slots, payload = _with_payload(slot, slots, carried)
+    slots, payload = _with_payload(slot, slots, _carried(analysis, columns, is_kept=kept is not None))
     return Graph(
         schedule,
         analysis,
@@ -162,21 +160,44 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
 _kind_and_stage = itemgetter(0, 1)
 
 
-def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
+def _carried(analysis: Analysis, columns: Columns, *, is_kept: bool) -> Carried | None:
     """The objects that actions move, each once for a kind; None if all actions are on lane compute."""
     if not carries(analysis.schedule):
         return None
-    numbers = np.array(sorted(analysis.payload), np.int32)
-    payloads = [analysis.payload[number] for number in numbers.tolist()]
-    kinds = columns.kind[numbers].astype(np.int64)
-    codes = np.fromiter(map(id, payloads), np.int64, len(payloads)) * len(Kind) + kinds  # objects are slow to compare
+    if is_kept or not has_transfers(analysis.schedule):
+        return carried_alike(analysis.schedule, columns)
+    numbers, payloads = np.fromiter(analysis.payload, np.int32), list(analysis.payload.values())
+    ascending = np.argsort(numbers, kind="stable")
+    numbers, kinds = numbers[ascending], columns.kind[numbers[ascending]]
+    codes = np.fromiter(map(id, payloads), np.int64)[ascending] * len(Kind) + kinds  # objects are slow to compare
     _, first, which = np.unique(codes, return_index=True, return_inverse=True)
     distinct: dict[tuple[Kind, Payload], int] = {}
     places = np.empty(len(first), np.int32)
     for place in np.argsort(first).tolist():  # as they come first; equal objects of two identities are one
-        what = Kind(kinds[first[place]]), payloads[first[place]]
+        what = Kind(kinds[first[place]]), payloads[ascending[first[place]]]
         places[place] = distinct.setdefault(what, len(distinct))
     return Carried(numbers, places[which], list(distinct))
+
+
+def carried_alike(schedule: Schedule, columns: Columns) -> Carried:
+    """`_carried` of a schedule in which objects follow from kind, stage and lane: boundary tensors and activations."""
+    names = [name for _, name, _ in schedule.items()]
+    lane = np.repeat([LANES.index(name) for name in names], np.diff(columns.lane_start))
+    numbers = np.flatnonzero(lane != LANES.index("compute")).astype(np.int32)
+    width = int(columns.stage.max(initial=0)) + 1
+    codes = (lane[numbers] * len(Kind) + columns.kind[numbers]) * width + columns.stage[numbers]
+    _, first, which = np.unique(codes * 2 + columns.of_activations[numbers], return_index=True, return_inverse=True)
+    order = np.argsort(first)  # as they come first
+    distinct, places = list[tuple[Kind, Payload]](), np.full(len(first), -1, np.int32)
+    for place in order.tolist():
+        number = numbers[first[place]]
+        kind, moved = Kind(columns.kind[number]), "A" if columns.of_activations[number] else None
+        payload = other_payload(schedule, kind, int(columns.stage[number]), moved, LANES[lane[number]])
+        if payload is not None:
+            places[place] = len(distinct)
+            distinct.append((kind, payload))
+    moves = places[which] >= 0
+    return Carried(numbers[moves], places[which][moves], distinct)
 
 
 def _with_payload(
@@ -198,7 +219,9 @@ def _right_behind_their_gradient(columns: Columns) -> Ints:
     backward = among(columns.kind[1:], (Kind.B, Kind.I)) & (columns.kind[:-1] == Kind.RECV_B)
     for column in (columns.stage, columns.index, columns.part):
         backward &= column[1:] == column[:-1]
-    return np.setdiff1d(np.flatnonzero(backward) + 1, columns.lane_start)
+    begins_lane = np.zeros(len(columns.kind) + 1, bool)
+    begins_lane[columns.lane_start] = True
+    return np.flatnonzero(backward & ~begins_lane[1:-1]).astype(np.int32) + 1
 
 
 def _edges(
@@ -211,18 +234,17 @@ def _edges(
     columns = rows.columns
     pairs = analysis.transfer_edges if kept is None else []
     transfers = kept or np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T
-    found = [(edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(rows)]
-    present = [(producers >= 0) & (consumers >= 0) for producers, consumers, _ in found]
-    at_once = list(zip(found, present, strict=True))
-    producer = np.concatenate([*(edges[0][there] for edges, there in at_once), transfers[0]])
-    consumer = np.concatenate([*(edges[1][there] for edges, there in at_once), transfers[1]])
-    counts = np.array([*map(np.count_nonzero, present), len(transfers[0])], int)
-    moved = np.repeat(np.array([*(what for _, _, what in found), _MOVED["transfer"]], np.int8), counts)
+    found = list(edges_of(rows))
+    producer = np.concatenate([*(edges.producers for edges in found), transfers[0]])
+    consumer = np.concatenate([*(edges.consumers for edges in found), transfers[1]])
+    what = np.array([*(_MOVED[edges.moved] for edges in found), _MOVED["transfer"]], np.int8)
+    moved = np.repeat(what, [*(len(edges.consumers) for edges in found), len(transfers[0])])
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     behind = np.zeros(len(lane), bool)
     behind[received] = True
     needed |= behind[consumer] & (producer == consumer - 1)
+    needed &= (producer >= 0) & (consumer >= 0)
     return producer[needed], consumer[needed], moved[needed]
 
 
@@ -320,19 +342,6 @@ class _ByPlace:
             return np.full(len(places), -1, np.int32)
         at = np.minimum(np.searchsorted(own, places), len(own) - 1)
         return np.where(own[at] == places, numbers[at], -1)
-
-
-def kept_payload(shape: Shape, columns: Columns) -> Carried:
-    """The activations that move in a schedule that has `kept_edges`."""
-    kind, stage = columns.kind, columns.stage
-    numbers = np.flatnonzero(among(kind, (Kind.LOAD, Kind.STORE))).astype(np.int32)
-    codes = kind[numbers].astype(np.int64) << 32 | stage[numbers]
-    _, first, which = np.unique(codes, return_index=True, return_inverse=True)
-    order = np.argsort(first)  # as they come first
-    alike = [(Kind(kind[number]), int(stage[number])) for number in numbers[first[order]].tolist()]
-    share = Fraction(1, shape.num_parts)
-    distinct = [(member, Payload("A", of, True, share, LANES_OF[member][0])) for member, of in alike]
-    return Carried(numbers, np.argsort(order)[which].astype(np.int32), distinct)
 
 
 def _may_be_kept(schedule: Schedule, columns: Columns) -> bool:

@@ -9,7 +9,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.columns import read_columns
-from rpbench.sim.graph import kept_edges, kept_payload
+from rpbench.sim.graph import carried_alike, kept_edges
 
 
 def built(name, *sizes, **options):
@@ -32,7 +32,7 @@ def test_both_find_the_same(ranks, chunks, rounds, share, least_gap, as_text):
     found = kept_edges(schedule, columns)
     assert found is not None
     assert sorted(zip(*map(list, found), strict=True)) == sorted(analysis.transfer_edges)
-    carried = kept_payload(schedule.shape, columns)
+    carried = carried_alike(schedule, columns)
     payload = {n: carried.distinct[w] for n, w in zip(carried.numbers.tolist(), carried.which.tolist(), strict=True)}
     assert {number: of for number, (_, of) in payload.items()} == analysis.payload
     assert all(analysis.index.actions[number].kind is kind for number, (kind, _) in payload.items())

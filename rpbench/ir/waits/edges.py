@@ -62,6 +62,14 @@ def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ..
     return tuple(rule(shape, stage, part)) if rule else ()
 
 
+@lru_cache(maxsize=1 << 8)
+def _needs_of_all(shape: Shape, kind: Kind) -> list[tuple[int, int, tuple[Need, ...]]]:
+    """Stages and parts with what an action of a kind waits for there, those left out where it waits for nothing."""
+    stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
+    places = product(range(stages), range(shape.num_parts))
+    return [(stage, part, wanted) for stage, part in places if (wanted := needs(shape, kind, stage, part))]
+
+
 def _forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     if stage > 0:
         yield Need(((Kind.RECV_F, stage), (Kind.F, stage - 1)), "activation")
@@ -264,22 +272,19 @@ class Edges(NamedTuple):
 
 def edges_of(rows: Rows, *, receives: bool = True) -> Iterator[Edges]:
     """All edges except those of transfers; without `receives`, consumers wait for the producer behind each RECV."""
-    shape = rows.schedule.shape
-    stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
     for kind in rows.kinds:
-        for stage in range(stages) if kind in COUNTED else ():
-            for part in range(shape.num_parts):
-                own = rows.row(kind, stage, part)
-                for need in needs(shape, kind, stage, part) if own is not None else ():
-                    options = [
-                        row
-                        for other, at in need.options
-                        if (receives or other not in RECV)
-                        and (row := rows.row(other, at, part + need.part_offset)) is not None
-                    ]
-                    if options:
-                        produced = options[0] if len(options) == 1 else rows.first(options)
-                        yield Edges(kind, stage, part, produced, own, need.input)
+        for stage, part, wanted in _needs_of_all(rows.schedule.shape, kind) if kind in COUNTED else ():
+            own = rows.row(kind, stage, part)
+            for need in wanted if own is not None else ():
+                options = [
+                    row
+                    for other, at in need.options
+                    if (receives or other not in RECV)
+                    and (row := rows.row(other, at, part + need.part_offset)) is not None
+                ]
+                if options:
+                    produced = options[0] if len(options) == 1 else rows.first(options)
+                    yield Edges(kind, stage, part, produced, own, need.input)
     if Kind.STEP in rows.kinds:
         yield from _edges_of_steps(rows)
 

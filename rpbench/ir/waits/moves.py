@@ -24,7 +24,7 @@ that a lane runs ahead of its FREEs is the number of buffers. Double buffering n
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from itertools import chain, product, repeat
+from itertools import chain, product
 from operator import itemgetter
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -85,22 +85,24 @@ class Moves:
         # number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there, if loaded
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
-        self._before: dict[tuple[bool, int, int], list[tuple[int, int]]] = {}  # STEPs by direction, stage and version
+        self._moved: set[tuple[What, int]] = set()  # what has transfers, and of which stages
+        self._by_place: dict[What, dict[tuple[int, int], list[int]]] = defaultdict(dict)  # the same, (device, stage)
+        # by direction, stage and version, what `_steps_before` returns
+        self._before: dict[tuple[bool, int, int], list[tuple[int, int | None, int]]] = {}
         for lane in index.lanes:
             row = index.actions[lane.start : lane.stop]
             if TRANSFERS.isdisjoint(map(itemgetter(0), row)):
                 continue
-            alike = dict[tuple[Kind, str | None, int], list[int]]()
+            alike: dict[tuple[Kind, str | None, int], list[int]] = defaultdict(list)
             for number, key in enumerate(map(_kind_object_stage, row), start=lane.start):
-                if key in alike:
-                    alike[key].append(number)
-                elif (kind := key[0]) in TRANSFERS:
-                    if lane.name not in LANES[kind]:
-                        where = " or ".join(LANES[kind])
-                        rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane {where}"
-                        raise broken(index.schedule, rule, [number])
-                    alike[key] = [number]
+                alike[key].append(number)
             for (kind, moved, stage), numbers in alike.items():
+                if kind not in TRANSFERS:
+                    continue
+                if lane.name not in LANES[kind]:
+                    where = " or ".join(LANES[kind])
+                    rule = f"{index.actions[numbers[0]]} stands on lane {lane.name}, it belongs on lane {where}"
+                    raise broken(index.schedule, rule, numbers[:1])
                 self._numbers[(kind, moved), lane.device, stage] += numbers
         late = index.schedule.late_rest is not None
         brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []  # the host's columns
@@ -108,6 +110,8 @@ class Moves:
         for number in chain.from_iterable(self.rest_loads.values()):
             if index.actions[number].part:
                 raise broken(index.schedule, f"{index.actions[number]} is a piece: a late rest comes whole", [number])
+        for (found, device, stage), numbers in self._numbers.items():
+            self._by_place[found][device, stage] = numbers
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)
         for what in _LEAVERS:
@@ -135,11 +139,7 @@ class Moves:
         for visits in self._visits_of_devices():
             for visit in visits:
                 found[visit[0], visit[2]].append(visit)  # device and stage
-        return found
-
-    @cached_property
-    def _moved(self) -> set[tuple[What, int]]:
-        return {(what, found.visits[0].stage) for what, transfers in self.transfers.items() for found in transfers}
+        return defaultdict(list, sorted(found.items()))
 
     # --- weights and gradients ---
 
@@ -147,37 +147,35 @@ class Moves:
         self._check_used(arrive)
         self._check_used(leave)
         self._check_known(arrive)
-        stages = {stage for what, _, stage in self._numbers if what in (arrive, leave)}
+        arrivals, ends_of = self._by_place[arrive], self._by_place[leave]
+        stages = {stage for _, stage in chain(arrivals, ends_of)}
         if stages and arrive == (Kind.LOAD, "P") and self.index.schedule.weights is Weights.STREAMED:
             stages = {stage for _, stage in self._visits}
-        for (device, stage), visits in sorted(self._visits.items()) if stages else ():
+        for (device, stage), visits in self._visits.items() if stages else ():
             if stage in stages:
-                loads = self._pieces(self._numbers[arrive, device, stage])
-                ends = self._numbers[leave, device, stage]
+                loads = self._pieces(arrivals.get((device, stage), ()))
+                ends = ends_of.get((device, stage), ())
                 if not loads and not ends and self._keeps(device, stage):
                     continue
                 groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
                 self.transfers[arrive] += map(_transfer_of, zip(loads, groups, ends, strict=True))
+                self._moved.add((arrive, stage))
                 brought = set[int]()
                 for pieces, group in zip(loads, groups, strict=True):
                     if len(group) > 1:
                         self._check_serves(pieces, group)
-                    self.edges.append((pieces[-1], group[0].first))
-                    for updated, version in self._steps_before(group[0], pieces[0]):
-                        early = arrive[0] is Kind.LOAD and version not in brought
-                        self._publish(updated, version, pieces, early=early)
-                        brought.add(version)
+                    self.edges.append((pieces[-1], group[0].numbers[0]))
+                    for step, end, version in self._steps_before(group[0], pieces[0]):
+                        if end is None:
+                            self.edges.append((step, pieces[0]))
+                        elif arrive[0] is Kind.LOAD and version not in brought:
+                            self.edges += [(step, pieces[0]), (pieces[-1], end)]
+                            brought.add(version)
+                        else:
+                            self.edges.append((end, pieces[0]))
         if arrive[0] is Kind.UNSHARD:
             self._count_replicas(arrive)
-
-    def _publish(self, stage: int, version: int, pieces: Sequence[int], *, early: bool) -> None:
-        """Join a transfer to the STEP of the version it brings, and to the ROLLBACK that ends that step."""
-        index, ends = self.index, self.index.rollbacks.get((stage, version))
-        if ends is None or early:
-            self.edges.append((index.steps[stage, version], pieces[0]))
-        if ends is not None:
-            self.edges.append((pieces[-1], ends) if early else (ends, pieces[0]))
 
     def _keeps(self, device: int, stage: int) -> bool:
         """Whether a device steps a stage on lane compute, and so keeps the weights of which others take copies."""
@@ -190,11 +188,11 @@ class Moves:
     @cached_property
     def _handed_on(self) -> set[int]:
         """The stages of which a device takes a copy from another one."""
-        what, actions = (Kind.LOAD, "P"), self.index.actions
+        actions, loads = self.index.actions, self._by_place[Kind.LOAD, "P"]
         return {
             stage
-            for (found, _, stage), numbers in self._numbers.items()
-            if found == what and any(isinstance(actions[number].peer, int) for number in numbers)
+            for (_, stage), numbers in loads.items()
+            if any(isinstance(actions[number].peer, int) for number in numbers)
         }
 
     def _check_whole(self) -> None:
@@ -214,11 +212,10 @@ class Moves:
         """Refuse transfers of weights under a policy whose versions do not follow from microbatch and stage."""
         index = self.index
         if index.steps and index.schedule.policy not in KNOWN:
-            for (what, _, _), numbers in self._numbers.items():
-                if what == arrive and numbers:
-                    rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
-                    way_out = f"take a policy whose versions are known: {', '.join(known.value for known in KNOWN)}"
-                    raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
+            for numbers in self._by_place[arrive].values():
+                rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
+                way_out = f"take a policy whose versions are known: {', '.join(known.value for known in KNOWN)}"
+                raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
 
     def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
         """Check that all visits of one transfer read the layers and the version that it brings."""
@@ -279,19 +276,21 @@ class Moves:
 
     def _match_gradients(self, what: What) -> None:
         self._check_used(what)
-        stages, goes = {stage for found, _, stage in self._numbers if found == what}, self._versions_that_go(what)
+        leaving, goes = self._by_place[what], self._versions_that_go(what)
+        stages = {stage for _, stage in leaving}
         together: dict[tuple[int, int, int], list[Transfer]] = defaultdict(list)  # (stage, step, k) -> one of a device
-        for (device, stage), visits in sorted(self._visits.items()) if stages else ():
+        for (device, stage), visits in self._visits.items() if stages else ():
             if stage not in stages:
                 continue
             made = [visit for visit in visits if visit.last_gradient >= 0 and (goes is None or visit.step + 1 in goes)]
             if made:
-                numbers = self._numbers[what, device, stage]
+                numbers = leaving.get((device, stage), ())
                 groups = self._served(made, [(number,) for number in numbers], what)
+                self._moved.add((what, stage))
                 num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
-                for transfer in map(_transfer_of, zip(zip(numbers, strict=True), groups, repeat(-1), strict=False)):
+                for number, group in zip(numbers, groups, strict=True):
+                    transfer, step = _transfer_of(((number,), group, -1)), group[-1].step
                     self.transfers[what].append(transfer)
-                    step = transfer.visits[-1].step
                     together[stage, step, num_of[step]].append(transfer)
                     num_of[step] += 1
                 self._match_steps(what, stage, numbers, groups)
@@ -341,12 +340,15 @@ class Moves:
             version: [number for number in (steps.get((stage, version)), looks.get(version)) if number is not None]
             for version in range(1, self.index.shape.num_steps + 1)
         }
-        for number, group in zip(numbers, groups, strict=True) if steps or looks else ():
-            for version in {visit.step + 1 for visit in group} if len(group) > 1 else (group[0].step + 1,):
-                self.edges += [(number, later) for later in after[version]]
+        self.edges += [
+            (number, later)
+            for number, group in zip(numbers, groups, strict=True)
+            for version in ({visit.step + 1 for visit in group} if len(group) > 1 else (group[0].step + 1,))
+            for later in after[version]
+        ]
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
-        freed = self._numbers.get(((Kind.FREE, "G"), device, stage), [])
+        freed = self._by_place[Kind.FREE, "G"].get((device, stage), [])
         if freed and len(freed) != len(stores):
             rule = f"{len(freed)} FREE:G of stage {stage} on rank {device} for {len(stores)} gradients that leave it"
             raise broken(self.index.schedule, rule, freed[:1])
@@ -392,8 +394,10 @@ class Moves:
             self.edges += product([load.pieces[-1] for load in sources.values()], numbers)
             self.edges += product(numbers, [load.end for load in sources.values()])
 
-    def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
-        """(stage, version) of the STEPs that make the weights a visit reads, if its transfer names that version."""
+    def _steps_before(self, visit: Visit, load: int) -> Sequence[tuple[int, int | None, int]]:
+        """The STEPs that make the weights a visit reads, the ROLLBACKs that end them, and the version, which its
+        transfer may name.
+        """
         index = self.index
         version, written = self._version(visit) if index.steps else 0, index.actions[load].version
         if written is not None and written != version:
@@ -405,7 +409,8 @@ class Moves:
         key = visit.backward, visit.stage, version
         if key not in self._before:
             updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
-            self._before[key] = [(stage, version) for stage in updated if (stage, version) in index.steps]
+            steps = [(stage, version) for stage in updated if (stage, version) in index.steps]
+            self._before[key] = [(index.steps[step], index.rollbacks.get(step), version) for step in steps]
         return self._before[key]
 
     def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[tuple[Visit, ...]]:
@@ -440,14 +445,13 @@ class Moves:
 
     def _check_used(self, what: What) -> None:
         """Check that the device of every transfer of this kind runs the stage, or makes a gradient of it."""
-        for (found, device, stage), numbers in self._numbers.items():
-            if found == what and numbers:
-                visits = self._visits.get((device, stage), [])
-                gradient = what in _LEAVERS
-                if not any(visit.last_gradient >= 0 or not gradient for visit in visits):
-                    use = "makes no gradient of" if gradient else "never runs"
-                    rule = f"{self.index.actions[numbers[0]]} is of no use: rank {device} {use} stage {stage}"
-                    raise broken(self.index.schedule, rule, [numbers[0]], way_out="take it out")
+        gradient = what in _LEAVERS
+        for (device, stage), numbers in self._by_place[what].items():
+            visits = self._visits.get((device, stage), [])
+            if not (any(visit.last_gradient >= 0 for visit in visits) if gradient else visits):
+                use = "makes no gradient of" if gradient else "never runs"
+                rule = f"{self.index.actions[numbers[0]]} is of no use: rank {device} {use} stage {stage}"
+                raise broken(self.index.schedule, rule, [numbers[0]], way_out="take it out")
 
     def _count_replicas(self, what: What) -> None:
         devices: dict[int, set[int]] = defaultdict(set)

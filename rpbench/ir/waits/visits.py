@@ -62,8 +62,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     gradient, actions, size = -1, index.actions, index.shape.num_microbatches
     is_alone = Kind.R if index.shape.keeps_every > 1 else None  # makes the input of another stage
     for number, action in zip(numbers, actions[numbers.start : numbers.stop], strict=True):
-        for part in _by_visit(action.sub, size) if action.sub else (action,):
-            kind, stage, microbatch = part[:3]
+        for kind, stage, microbatch, _, _, _, _, _ in _by_visit(action[7], size) if action[7] else (action,):
             if kind not in _VISITING:
                 continue
             assert microbatch is not None
