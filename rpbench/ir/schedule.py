@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from rpbench.ir import partition as partitions
-from rpbench.ir.action import MOVES, Action, Kind, PlainRow, parse, text
+from rpbench.ir.action import MOVES, Action, Kind, PlainRow, parse, parts_of, text
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import LateRest, Policy, check_selective
 
@@ -201,7 +201,7 @@ class Schedule:
         """The kinds of its actions and of the parts of OVERLAPs."""
         if Kind.OVERLAP not in self.kinds:
             return self.kinds
-        return self.kinds.union(*(map(itemgetter(0), _parts_inside(row)) for _, _, row in self.items()))
+        return self.kinds | {part.kind for _, _, row in self.items() for action in row for part in action.sub}
 
     @cached_property
     def moves(self) -> frozenset[tuple[Kind, str]]:
@@ -222,7 +222,9 @@ class Schedule:
     def stages_of_ranks(self) -> list[set[int]]:
         """The stages that run on each rank."""
         rows = map(self.compute, range(self.shape.num_ranks))
-        return [{*map(itemgetter(1), row), *map(itemgetter(1), _parts_inside(row))} for row in rows]
+        if Kind.OVERLAP not in self.kinds:
+            return [set(map(itemgetter(1), row)) for row in rows]
+        return [{part.stage for action in row for part in parts_of(action)} for row in rows]
 
     @property
     def cut(self) -> Partition:
@@ -240,8 +242,8 @@ class Schedule:
                 f"schedule {self.shape.num_stages} and {self.shape.num_backward_stages}; "
                 "a fused stage must be in both"
             )
-        found = copy(self)  # with all that is known of its actions: searches ask for many cuts
-        object.__setattr__(found, "partition", partition)
+        found = copy(self)  # with all that is known of the actions, which are the same: searches ask for many cuts
+        found.__dict__.update(partition=partition, kinds=self.kinds, moves=self.moves)
         return found
 
     def __str__(self) -> str:
@@ -265,11 +267,6 @@ def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
     if unknown:
         raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
     return tuple(sorted(pairs, key=lambda pair: LANES.index(pair[0])))
-
-
-def _parts_inside(row: Row) -> Iterator[Action]:
-    """The parts of a row's OVERLAPs."""
-    return iter(()) if isinstance(row, PlainRow) else chain.from_iterable(map(itemgetter(7), row))
 
 
 def _moves_of(row: Row) -> set[tuple[Kind, str]]:
