@@ -100,6 +100,8 @@ class CostTable:
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together: all of it waits for their inputs."""
+        if len(members) == 1:
+            return self.of(*members[0])
         return self._beside([self.of(kind, stage) for kind, stage in members], members)
 
     def _beside(self, works: Sequence[Work], members: Members) -> Work:

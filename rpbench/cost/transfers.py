@@ -26,6 +26,7 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 if TYPE_CHECKING:
     from rpbench.cost.hardware.machine import Machine
 
+Demand = tuple[float, float | None, float]  # bytes, bytes a second of its link alone (None: no limit), seconds of SSDs
 # A tied matrix's gradients, summed before the step of stage 0, once both ends of a drained pipeline have theirs.
 TIED = Payload("tied", 0, True, Fraction(1), "net")
 
@@ -47,7 +48,8 @@ class StageBytes:
         self._sizes, self._keeps = sizes, tuple(everything if keeps is None else keeps)
         self._layers = partition.backward_ranges()
         self._forward = _stages(partition.forward_ranges(), sizes, num_head_shards, has_head=not partition.fused)
-        self._backward = _stages(self._layers, sizes, num_head_shards)
+        alike = partition.forward == partition.backward and not partition.fused
+        self._backward = self._forward if alike else _stages(self._layers, sizes, num_head_shards)
 
     def of(self, payload: Payload) -> Number:
         """Bytes that an action moves over the link of its device."""
@@ -124,7 +126,7 @@ class TransferTimes:
     free: frozenset[str] = frozenset()  # causes of a step (`cause_of`) whose transfers count as empty
     on_ssd: str = ""  # as in `Schedule`
     num_parts: int = 1  # devices with a shard of every matrix
-    _known: dict[int, tuple[Payload, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[int, tuple[Payload, Demand]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, payload: Payload) -> float | None:
         """Time of one action on its link, 0 if it moves nothing; None if its time does not follow from its bytes."""
@@ -134,8 +136,8 @@ class TransferTimes:
             assert self.optimizer is not None
             seconds = 0.0 if cause_of(payload) in self.free else self.optimizer.tied_s
             return seconds * self.units_per_second * self.num_parts  # divided by the parts, and a step has none
-        moved, rate = self.bytes_of(payload), self.bytes_per_s(payload)
-        seconds = self.cluster.transfer_latency_s + max(moved / rate if rate else 0.0, self.ssd_s(payload))
+        moved, rate, ssd_s = self.demand(payload)
+        seconds = self.cluster.transfer_latency_s + max(moved / rate if rate else 0.0, ssd_s)
         return seconds * self.units_per_second if moved else 0.0
 
     def ssd_s(self, payload: Payload) -> float:
@@ -154,13 +156,18 @@ class TransferTimes:
         return ssd.seconds(float(self.stages.of(payload)), 0.0) if reads else 0.0
 
     def bytes_of(self, payload: Payload) -> float:
-        """Bytes that an action moves over its link, or through the host's memory; computed once for a payload.
+        """Bytes that an action moves over its link, or through the host's memory.
 
         Collectives also count the bytes that would pass during the latency of their hops. Sums count the part that no
         computation hides.
         """
+        return self.demand(payload)[0]
+
+    def demand(self, payload: Payload) -> Demand:
+        """`bytes_of`, `bytes_per_s` and `ssd_s` of a payload, computed once."""
         if id(payload) not in self._known:  # the payload is kept so that no other gets its id
-            self._known[id(payload)] = payload, self._bytes_of(payload)
+            found = self._bytes_of(payload), self.bytes_per_s(payload), self.ssd_s(payload)
+            self._known[id(payload)] = payload, found
         return self._known[id(payload)][1]
 
     def _bytes_of(self, payload: Payload) -> float:
@@ -182,7 +189,7 @@ class TransferTimes:
             return float(payload.share) * self.num_parts / (self.num_parts - 1) * ring_hops(self.num_parts)
         sent, whole = payload.share.as_integer_ratio()
         rings = 1 if sent < whole else 2  # a gather or a scatter, or both
-        size = round(Fraction(rings * whole, rings * whole - sent)) if sent < rings * whole else 1
+        size = round(rings * whole / (rings * whole - sent)) if sent < rings * whole else 1
         return rings * ring_hops(size)
 
     def bytes_per_s(self, payload: Payload) -> float | None:

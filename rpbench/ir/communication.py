@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import compress, count, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -42,20 +42,19 @@ def local_hops(index: Index) -> Iterator[Hop]:
 
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
     """Tensors that cross devices, or those that do not: by consumer, and for one consumer in the order of its needs."""
-    device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
+    device_of = [device for device, _, start, stop in index.lanes for _ in range(start, stop)]
     overlaps, found = Kind.OVERLAP in index.schedule.kinds, list[Hop]()
     places = list[int]()  # of the user in an action with several, hop by hop
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
         if kind not in _USERS or moved == "order":
             continue
-        own = [
-            (microbatch, producer, number)
-            for microbatch, (producer, number) in enumerate(zip(producers, consumers, strict=True))
-            if number >= 0 <= producer and (device_of[producer] != device_of[number]) == crosses
+        chosen = [
+            number >= 0 <= producer and (device_of[producer] != device_of[number]) == crosses
+            for producer, number in zip(producers, consumers, strict=True)
         ]
-        if not own:
+        if True not in chosen:
             continue
-        microbatches, makers, users = zip(*own, strict=True)
+        microbatches, makers, users = (list(compress(own, chosen)) for own in (count(), producers, consumers))
         above = stage if kind is Kind.F else index.shape.num_stages
         ends = ((Kind.SEND_B, stage + 1), (Kind.RECV_B, stage))
         if moved != "gradient":
@@ -64,7 +63,7 @@ def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
         received = _between(ends[1], microbatches, part, map(device_of.__getitem__, makers))
         found += map(_hop_of, zip(makers, users, sent, received, strict=True))
         if overlaps:
-            inside = ([each[:4] for each in actions[number].sub] for number in users)
+            inside = ([each[:4] for each in index.actions[number].sub] for number in users)
             wanted = ((kind, stage, microbatch, part) for microbatch in microbatches)
             places += (held.index(what) if held else 0 for held, what in zip(inside, wanted, strict=True))
     if overlaps:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -221,6 +222,8 @@ class Schedule:
     def stages_of_ranks(self) -> list[set[int]]:
         """The stages that run on each rank."""
         rows = map(self.compute, range(self.shape.num_ranks))
+        if Kind.OVERLAP not in self.kinds:
+            return [set(map(itemgetter(1), row)) for row in rows]
         return [{part.stage for action in row for part in parts_of(action)} for row in rows]
 
     @property
@@ -239,9 +242,8 @@ class Schedule:
                 f"schedule {self.shape.num_stages} and {self.shape.num_backward_stages}; "
                 "a fused stage must be in both"
             )
-        found = replace(self, partition=partition)
-        # The actions are the same, and searches ask for many cuts.
-        found.__dict__["kinds"], found.__dict__["moves"] = self.kinds, self.moves
+        found = copy(self)  # with all that is known of the actions, which are the same: searches ask for many cuts
+        found.__dict__.update(partition=partition, kinds=self.kinds, moves=self.moves)
         return found
 
     def __str__(self) -> str:

@@ -15,11 +15,14 @@ devices and through the host:
                compute                         1F0 1B0
 """
 
-from collections import Counter, defaultdict
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import itemgetter
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
-from rpbench.ir.communication import hops
+from rpbench.ir.communication import Hop, hops
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.passes.lower import with_rows
@@ -38,31 +41,36 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
     index = Index(schedule)
     if any(map(index.holds, SEND | RECV)):
         raise ScheduleError("the schedule holds SEND or RECV already: add them once")
-    moved, lane_of = list(hops(index)), index.lane_of
-    leaving, coming = defaultdict[int, Placed](list), defaultdict[int, Placed](list)  # by compute lane
-    for producer, _, send, _ in sorted(moved, key=itemgetter(0)):
-        leaving[lane_of[producer]].append((producer, send))
-    for _, consumer, _, receive in moved:
-        coming[lane_of[consumer]].append((consumer - 1, receive))
-    rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
+    moved = list(hops(index))
+    leaving, coming = _by_lane(index, sorted(moved, key=itemgetter(0)), 0), _by_lane(index, moved, 1)
+    rows: list[dict[str, Sequence[Action]]] = [dict(lanes) for lanes in schedule.rows]
     marked = map(index.actions.__getitem__, index.marked)
     stored = frozenset(_names(action) for action in marked if action.kind is Kind.STORE and action.object == "A")
     sends, receives = ("net", "compute") if direct else ("d2h", "h2d")
-    for number, lane in enumerate(index.lanes):
+    for lane, sent, received in zip(index.lanes, leaving, coming, strict=True):
         if lane.name != "compute":
             continue
         links = rows[lane.device]
-        if leaving[number]:
-            links[sends] = _merged(leaving[number], _placed(links.get(sends, []), index, lane, stored))
+        if sent:
+            boundaries = [(hop.producer, hop.send) for hop in sent]
+            links[sends] = _merged(boundaries, _placed(links.get(sends, ()), index, lane, stored))
         if direct:
             row, done = list[Action](), lane.start
-            for before, receive in coming[number]:
-                row += [*index.actions[done : before + 1], receive]
-                done = before + 1
+            for _, consumer, _, receive in received:
+                row += index.actions[done:consumer]
+                row.append(receive)
+                done = consumer
             links["compute"] = [*row, *index.actions[done : lane.stop]]
-        elif coming[number]:
-            links[receives] = _merged(coming[number], _placed(links.get(receives, []), index, lane, stored))
+        elif received:
+            boundaries = [(hop.consumer - 1, hop.receive) for hop in received]
+            links[receives] = _merged(boundaries, _placed(links.get(receives, ()), index, lane, stored))
     return with_rows(schedule, rows)
+
+
+def _by_lane(index: Index, moved: Sequence[Hop], end: int) -> list[Sequence[Hop]]:
+    """The hops by lane of the producer (`end` 0) or of the consumer (1), by whose number they are sorted."""
+    starts = [bisect_left(moved, lane.start, key=itemgetter(end)) for lane in index.lanes]
+    return [moved[first:last] for first, last in pairwise([*starts, len(moved)])]
 
 
 def _merged(boundaries: Placed, others: Placed) -> list[Action]:
@@ -71,7 +79,7 @@ def _merged(boundaries: Placed, others: Placed) -> list[Action]:
     return [action for _, action in placed]
 
 
-def _placed(row: list[Action], index: Index, lane: Lane, stored: frozenset[Names]) -> Placed:
+def _placed(row: Sequence[Action], index: Index, lane: Lane, stored: frozenset[Names]) -> Placed:
     """The transfers already on a device's link, each with the number of the action it follows.
 
     `stored` are the activations that go to the host. ScheduleError for transfers of other kinds than gradient sums and

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -122,25 +123,22 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
 
 def _works_of(graph: Graph, costs: CostTable, pairs: Sequence[tuple[int, int]]) -> list[Work]:
     """The work of slots on devices."""
-    num_parts, payload = graph.schedule.shape.num_parts, graph.payload or (None,) * len(graph.slots)
-    moved = [costs.of_payload(own) for own in payload]
-    works = [Work(0) if own else costs.together(members) for own, members in zip(moved, graph.slots, strict=True)]
-    if graph.schedule.late_rest is not None:
-        works = _in_two_parts(graph.schedule.late_rest, graph.slots, payload, works)
-    return [moved[number] or costs.on(device, works[number], num_parts) for number, device in pairs]
+    schedule, slots = graph.schedule, list(zip(graph.slots, graph.payload or repeat(None), strict=False))
+    moved = [None if payload is None else costs.of_payload(payload) for _, payload in slots]
+    works = [own or costs.together(members) for own, (members, _) in zip(moved, slots, strict=True)]
+    if (rule := schedule.late_rest) is not None:
+        works = [own or _part_of(work, rule, *slot) for own, work, slot in zip(moved, works, slots, strict=True)]
+    if schedule.shape.num_parts == 1 and not costs.speeds:
+        return works
+    return [moved[number] or costs.on(device, works[number], schedule.shape.num_parts) for number, device in pairs]
 
 
-def _in_two_parts(
-    rule: LateRest, slots: Sequence[Members], payload: Sequence[Payload | None], works: Sequence[Work]
-) -> list[Work]:
-    """The works, with steps divided: a device steps its own columns, the host the fraction in its payload."""
-    found = []
-    for members, carried, work in zip(slots, payload, works, strict=True):
-        if members[0][0] in (Kind.STEP, Kind.STEP_REST) and work.main:
-            part = 1 - rule.rest if carried is None else carried.share
-            work = Work(work.main * (part if isinstance(work.main, Fraction) else float(part)))
-        found.append(work)
-    return found
+def _part_of(work: Work, rule: LateRest, members: Members, payload: Payload | None) -> Work:
+    """The work, of a step only a part: a device steps its own columns, the host the fraction in its payload."""
+    if members[0][0] not in (Kind.STEP, Kind.STEP_REST) or not work.main:
+        return work
+    part = 1 - rule.rest if payload is None else payload.share
+    return Work(work.main * (part if isinstance(work.main, Fraction) else float(part)))
 
 
 def shortened(slot: Ints, works: list[Work], less: Sequence[Number]) -> tuple[Ints, list[Work]]:

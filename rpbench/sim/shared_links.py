@@ -89,7 +89,7 @@ def _simulate(
 ) -> Timeline:
     num = graph.num_actions
     slot, works = longest_path.shortened(*longest_path.works_by_slot(graph, costs), less)
-    pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
+    main, pre = np.array([work[:2] for work in works], float)[slot].T
     amount, server, servers, capacity = _amounts(graph, times, [own.transfer_time for own in costs.each])
     found = timed(
         waits.edges._replace(delay=longest_path.hop_times(graph, costs), late=longest_path.late_edges(graph, costs)),
@@ -135,13 +135,17 @@ def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[F
     return amounts[table, graph.slot], of[table, graph.slot] + complexes, servers, np.array(capacity)
 
 
+_NO_FLOW = 0.0, inf, -1, -1, 0.0  # takes no time
+
+
 def _flow(payload: Payload | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
     """Bytes; pace of the link alone; the number of the host's memory (-1: not used); the direction through a complex;
     and seconds of SSDs a byte."""
-    carried, pace = (0, 0) if payload is None else (times.bytes_of(payload), times.bytes_per_s(payload))
-    ssd_s = 0.0 if payload is None else times.ssd_s(payload)
-    if payload is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
-        return 0.0, inf, -1, -1, 0.0  # takes no time
+    if payload is None:
+        return _NO_FLOW
+    carried, pace, ssd_s = times.demand(payload)
+    if not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
+        return _NO_FLOW
     if payload.lane == "host":
         return carried, inf, 0, -1, ssd_s / carried
     way = ("h2d", "d2h", "net").index(payload.lane)
