@@ -120,6 +120,14 @@ def test_a_device_that_keeps_nothing_holds_as_much_whatever_others_keep(name, ra
         assert some[0, others].tolist() == plain[0, others].tolist()
 
 
+def test_a_plan_needs_as_much_beside_other_plans_as_alone():
+    """Also one that recomputes all, with the head alone on the last stage, beside one that keeps activations."""
+    order, cuts = built("1f1b", 4, 4), np.array([[2, 2, 2, 2], [3, 3, 2, 0]])
+    footprint, keeps = Footprint(order, SIZES, peak_in_flight(build_graph(order))), cuts * [[1], [0]]
+    both = footprint.peaks(cuts, cuts, keeps).tolist()
+    assert both == [footprint.peaks(*[table[[plan]] for table in (cuts, cuts, keeps)])[0].tolist() for plan in (0, 1)]
+
+
 @pytest.mark.parametrize("room", [0, 2_000, 10_000])
 def test_activations_that_move_to_a_partner_take_its_room(room):
     """BPipe keeps those of the first stages on the last devices, which must have room for them beside their own."""

@@ -7,6 +7,7 @@ same with `--recompute-method block` (Korthikanti et al., arXiv 2205.05198, sect
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -17,6 +18,7 @@ from rpbench.cost.arrays import Ints
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import moves_activations
+from rpbench.ir.schedule import Schedule
 
 # Largest size of a product for BLAS on one thread; on several, threads would wait longer than the product takes.
 ON_ONE_THREAD = 200_000
@@ -35,13 +37,13 @@ class Moments:
         self.hold_anything = bool(self._levels.any())
 
     def peaks(self, each: Ints) -> Ints:
-        """The most bytes on each device, (plans, devices), for bytes per microbatch of each stage, (plans, stages)."""
-        held = np.empty((len(each), self._levels.shape[1]))
+        """The most bytes on each device, (..., devices), for bytes per microbatch of each stage, (..., stages)."""
+        plans = each.reshape(-1, each.shape[-1]).astype(np.float64)  # exact below 2^53, many times as fast as integers
+        found = np.empty((len(plans), len(self._first)), each.dtype)
         step = max(1, ON_ONE_THREAD // self._levels.size)
-        for at in range(0, len(each), step):  # exact below 2^53 bytes, and many times as fast as integers
-            held[at : at + step] = each[at : at + step].astype(np.float64) @ self._levels
-        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(each.dtype)
-        return found
+        for at in range(0, len(plans), step):
+            found[at : at + step] = np.maximum.reduceat(plans[at : at + step] @ self._levels, self._first, axis=1)
+        return found.reshape(*each.shape[:-1], len(self._first))
 
 
 def undominated(levels: Ints) -> Ints:
@@ -63,37 +65,52 @@ def levels_of(analysis: Analysis, each: Sequence[float] = (), parts: Sequence[fl
     if given, one more; the third, if given, one more for each stage.
     """
     schedule = analysis.schedule
-    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
+    stages = schedule.shape.num_stages
     columns = [*range(stages), stages - 1, *range(stages)][: sum(_widths(stages, parts))]
     if moves_activations(schedule):
         return [np.array(sorted(levels), np.int64)[:, columns] for levels in analysis.resident_levels]
-    rows = [columns_of(schedule.compute(device), each) for device in devices]
-    keys = [tuple(column.tobytes() for column in row) for row in rows]
-    known = {key: _moments(row, columns, stages, parts) for key, row in dict(zip(keys, rows, strict=True)).items()}
-    return [known[key] for key in keys]  # computed once for devices with equal rows
+
+    def changes(kind: Ints, stage: Ints, counts: Any) -> tuple[Ints, Any]:
+        begins, ends = kind == Kind.F, (kind == Kind.B) | (kind == Kind.W)
+        change: Any = _changes(begins.astype(np.int64) - ends, stage, stages, counts)[:, columns]
+        if min(parts) < 1 and Kind.I in kind:
+            halves = _changes((kind == Kind.I).astype(np.int64) - (kind == Kind.W), stage, stages, counts)
+            change = change - (1 - np.repeat(parts, _widths(stages, parts))) * halves[:, columns]
+        return begins, change
+
+    return _at_peaks(schedule, each, changes)
 
 
 def _widths(num_stages: int, parts: Sequence[float]) -> tuple[int, ...]:
     return (num_stages, 1, num_stages)[: len(parts)]
 
 
-def _moments(row: tuple[Ints, Ints, Any], columns: Sequence[int], num_stages: int, parts: Sequence[float]) -> Ints:
-    """Microbatches in flight of the stage of each column at the peaks, (moments, columns); `row` as of `columns_of`."""
-    kind, stage, counts = row
-    begins, ends = kind == Kind.F, (kind == Kind.B) | (kind == Kind.W)
-    change: Any = _changes(begins.astype(np.int64) - ends, stage, num_stages, counts)[:, columns]
-    if min(parts) < 1:
-        halves = _changes((kind == Kind.I).astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
-        change = change - (1 - np.repeat(parts, _widths(num_stages, parts))) * halves[:, columns]
-    return undominated(np.cumsum(change, axis=0)[begins])  # every peak is at a forward
+def waiting_halves(schedule: Schedule, each: Sequence[float] = ()) -> list[Ints]:
+    """Microbatches of each stage between I and W, at the peaks, for each device, (moments, stages)."""
+
+    def changes(kind: Ints, stage: Ints, counts: Any) -> tuple[Ints, Any]:
+        begins = kind == Kind.I
+        return begins, _changes(begins.astype(np.int64) - (kind == Kind.W), stage, schedule.shape.num_stages, counts)
+
+    return _at_peaks(schedule, each, changes)
 
 
-def waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
-    """Microbatches of each stage between I and W, at the peaks, (moments, stages)."""
-    kind, stage, counts = columns_of(row, each)
-    begins = kind == Kind.I
-    changes = _changes(begins.astype(np.int64) - (kind == Kind.W), stage, num_stages, counts)
-    return undominated(np.cumsum(changes, axis=0)[begins])
+def _at_peaks(
+    schedule: Schedule, each: Sequence[float], of: Callable[[Ints, Ints, Any], tuple[Ints, Any]]
+) -> list[Ints]:
+    """Microbatches at the peaks of each device, (moments, columns).
+
+    `of` tells of actions, as of `columns_of`, which of them take room and what each adds to every column.
+    """
+    rows = [columns_of(schedule.compute(device), each) for device in range(schedule.shape.num_ranks)]
+    keys = [tuple(column.tobytes() for column in row) for row in rows]
+    known = dict(zip(keys, rows, strict=True))  # computed once for devices with equal rows
+    begins, change = of(*map(np.concatenate, zip(*known.values(), strict=True)))
+    ends = np.cumsum([len(kind) for kind, _, _ in known.values()])
+    parts = (slice(first, end) for first, end in pairwise([0, *ends.tolist()]))
+    found = [undominated(np.cumsum(change[own], axis=0)[begins[own]]) for own in parts]
+    of_rows = dict(zip(known, found, strict=True))
+    return [of_rows[key] for key in keys]
 
 
 def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
@@ -119,27 +136,27 @@ def fitting_layers(peak_bytes: Callable[[Ints], Ints], layers: Ints, holds: Ints
     """The layers of each backward stage whose activations are saved, (plans, stages); none where a plan never fits.
 
     Args:
-        peak_bytes: bytes on the devices of each plan, (plans, devices), for such numbers of layers.
+        peak_bytes: bytes on the devices of each plan, (choices, plans, devices), for choices of such numbers of layers.
         layers: of each backward stage, (plans, stages).
         holds: 1 where a stage runs on a device, (stages, devices).
         limit_bytes: of a device; None: no limit, and nothing is recomputed.
     """
     if limit_bytes is None:
         return layers
-    all_fit = np.asarray((peak_bytes(layers) <= limit_bytes).all(axis=1))
-    chosen = np.where(all_fit[:, None], layers, 0)
-    open_ = np.zeros(0, np.int64)
-    if not all_fit.all():
-        open_ = np.flatnonzero(~all_fit & (peak_bytes(chosen) <= limit_bytes).all(axis=1))
+    ends: Any = (peak_bytes(np.stack([layers, 0 * layers])) <= limit_bytes).all(axis=-1)
+    all_fit, none_fit = ends
+    chosen, is_open = np.where(all_fit[:, None], layers, 0), none_fit & ~all_fit
     turns = _turns(holds)
-    for turn in range(turns.max() + 1) if len(open_) else ():
+    for turn in range(turns.max() + 1) if is_open.any() else ():
         stages = np.flatnonzero(turns == turn)
-        least, most = chosen[:, stages], chosen[:, stages]
-        most[open_] = layers[np.ix_(open_, stages)]
+        least = chosen[:, stages]
+        most = np.where(is_open[:, None], layers[:, stages], least)
+        choices = np.repeat(chosen[None], most[is_open].max(initial=0), axis=0)  # 1, 2, ... layers
+        choices[:, :, stages] = np.minimum(np.arange(1, len(choices) + 1)[:, None, None], most)
+        all_fits = ((peak_bytes(choices) > limit_bytes).astype(np.int64) @ holds[stages].T) == 0
         tried = most  # whole stages first: they recompute nothing
         while (most > least).any():
-            chosen[:, stages] = tried
-            fits = ~((peak_bytes(chosen) > limit_bytes).astype(np.int64) @ holds[stages].T).astype(bool)
+            fits = np.take_along_axis(all_fits, tried.clip(1, len(choices))[None] - 1, axis=0)[0]
             least, most = np.where(fits, tried, least), np.where(fits, most, np.maximum(least, tried - 1))
             tried = (least + most + 1) // 2
         chosen[:, stages] = least

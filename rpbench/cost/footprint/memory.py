@@ -91,7 +91,7 @@ class Footprint:
         analysis: Analysis | None = None,
     ) -> None:
         """The arguments of `classes_of`."""
-        self._schedule = schedule
+        self._schedule, self._analysis = schedule, analysis or Analysis(schedule)
         self._take(sizes)
         self._keeps = keeps
         self._streamed = schedule.weights is Weights.STREAMED
@@ -108,15 +108,12 @@ class Footprint:
         self._waiting_shards = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
-        self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        self._in_flight_by_stage, self._inputs = list[Moments](), list[Moments]()  # made on demand, also for copies
+        self._more_versions = np.array([] if self._streamed else _kept_versions(self._analysis), np.int64) - 1
+        self._known_moments = list[Moments]()  # made on demand, also for copies
         self._rests = list[Ints]()  # 1 where a stage's activations rest on a device at some moment; the same
         self._between_halves: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
-            stages = schedule.shape.num_stages
-            waiting = [waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
-            self._between_halves = Moments(waiting)
-        self._analysis = analysis or Analysis(schedule)
+            self._between_halves = Moments(waiting_halves(schedule, sizes.each))
         self._replicas = replicas.ReplicaFootprint(self._analysis) if shares else None
         if sizes.each and not (shares or self._streamed or moves_activations(schedule)):
             self._in_flight = np.array([levels.sum(axis=1).max() for levels in levels_of(self._analysis, sizes.each)])
@@ -168,10 +165,8 @@ class Footprint:
 
     def between_halves(self) -> list[Any]:
         """Microbatches between I and W at the peaks, counted by the fraction that W frees; empty without halves."""
-        devices = range(0 if self._between_halves is None else len(self._holds[0]))
-        schedule = self._analysis.schedule
-        part, stages = self._sizes.until_weights, schedule.shape.num_stages
-        return [part * waiting_halves(schedule.compute(each), stages) for each in devices]
+        halves = [] if self._between_halves is None else waiting_halves(self._analysis.schedule)
+        return [self._sizes.until_weights * each for each in halves]
 
     def _staying(self, sizes: Sequence[LayerSize]) -> Floats:
         """Bytes of layers that stay on the device of each stage, (layers, stages)."""
@@ -211,72 +206,74 @@ class Footprint:
             keeps = backward * self._sizes.keeps_activations
             if self._keeps is not None:
                 keeps = 0 * backward + (np.array(self._keeps) if len(self._keeps) else 0)
-        if self._streamed or not (everything or keeps.any()):
-            found = self._recomputing(forward, below)
+        held = self._of_activations(below, backward, keeps, everything=everything)
+        return self._without_activations(forward, below) | held
+
+    def _without_activations(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
+        """Classes that do not depend on recomputation; of streamed stages all."""
+        if self._streamed:
+            found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
+            if self._kept_inputs:
+                inputs = np.array(self._kept_inputs) * self._sizes.boundary
+                found["kept stage inputs"] = np.tile(inputs, (len(forward), 1))
         else:
-            found = self._with_activations(below, backward, keeps, everything=everything)
-        if self._sizes.working and not self._streamed:
-            found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
+            found = self._sharded(self._states(below))
+            if self._replicas is not None:
+                found |= self._replicas.classes(below, self._sizes)
+            if self._sizes.working:
+                found["working set"] = np.full((len(below.weights), self._holds.shape[1]), self._sizes.working)
         for name, charge in CHARGES.items():
             if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
                 each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
                 found[f"{name} buffers"] = (each[:, :, None] * self._holds[: each.shape[1]]).max(axis=1)
         return found
 
-    def _recomputing(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
-        """Classes where every layer is recomputed."""
-        if self._streamed:
-            found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
-            if self._kept_inputs:
-                inputs = np.array(self._kept_inputs) * self._sizes.boundary
-                found["kept stage inputs"] = np.tile(inputs, (len(forward), 1))
-            return found
-        found = self._bound_classes(below) | self._made_again(below)
-        if self._replicas is not None:
-            return found | self._replicas.classes(below, self._sizes)
-        for name in found if self._tensor_shards > 1 else ():
+    def _sharded(self, found: dict[str, Ints]) -> dict[str, Ints]:
+        """The classes of a device that has a shard of every tensor, under tensor parallelism."""
+        for name in found if self._tensor_shards > 1 and self._replicas is None else ():
             if self._along_sequence or name != "kept stage inputs":  # inputs are cut by sequence parallelism alone
                 found[name] = -(-found[name] // self._tensor_shards)
         return found
 
-    def _with_activations(self, stages: LayerSize, layers: Ints, keeps: Ints, *, everything: bool) -> dict[str, Ints]:
+    def _of_activations(
+        self, stages: LayerSize, layers: Ints, keeps: Ints, *, everything: bool = False
+    ) -> dict[str, Ints]:
         """Classes with saved activations of all microbatches in flight in some layers, and inputs of the others.
 
         The head saves its logits if a layer of its stage saves activations, or with `everything`; else it runs just
         before its backward. Without layers on its stage it saves its input, and saves logits if that takes less.
+        `keeps`: (..., plans, stages), for several choices at once; then classes are (..., plans, devices).
         """
+        if self._streamed:
+            return {}
+        if not (everything or keeps.any()):
+            return self._recomputed(stages)
         in_halves = self._between_halves is not None  # then I frees the inputs of recomputed layers
-        if not self._in_flight_by_stage:
-            sizes = self._sizes
-            parts = sizes.until_weights, sizes.logits_until_weights, *((0.0,) if in_halves else ())
-            levels = levels_of(self._analysis, sizes.each, parts)
-            self._in_flight_by_stage.append(Moments([own / self._segments for own in levels]))
         ends = np.cumsum(layers, axis=1)
-        _, _, _, kept, inputs = self._running[:, ends] - self._running[:, ends - keeps]
+        *_, kept, inputs = (running[ends] - running[ends - keeps] for running in self._running)
         again = stages._replace(activations=stages.activations - kept, inputs=stages.inputs - inputs)
         has_head = not self._num_head_shards
         alone = (layers[:, -1:] == 0) & has_head
-        with_logits = (((keeps[:, -1:] > 0) | everything) & has_head) | alone
+        with_logits = (((keeps[..., -1:] > 0) | everything) & has_head) | alone
         with_input = keeps < layers
-        with_input[:, -1:] |= alone
-        every, some = (keeps == layers).all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True) | everything
+        with_input[..., -1:] |= alone
+        every, some = (keeps == layers).all(axis=-1, keepdims=True), keeps.any(axis=-1, keepdims=True) | everything
         saved = np.maximum(again.inputs, self._sizes.boundary) * with_input
         logits = self._sizes.logits * with_logits
         apart = in_halves and self._sizes.by_layer
         held = [kept, logits, saved] if apart else [kept + saved, logits, *([0 * saved] if in_halves else ())]
-        each = np.concatenate(held, axis=1)
-        peaks = self._in_flight_by_stage[0].peaks(each)
-        found = self._recomputing(np.zeros((len(layers), 1), np.int64), again)
+        each = np.concatenate(held, axis=-1)
+        peaks = self._moments_in_flight[0].peaks(each)
+        found = self._recomputed(again)
         if alone.any() and not everything:
-            each[:, kept.shape[1]] = 0
-            waits = self._in_flight_by_stage[0].peaks(each)
+            each[..., kept.shape[-1]] = 0
+            waits = self._moments_in_flight[0].peaks(each)
             less = alone & (waits + found["logits"] < peaks)
             peaks, with_logits = np.where(less, waits, peaks), with_logits & ~less
-        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": with_logits}
+        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": with_logits & some}
         for name in dropped.keys() & found.keys():
             found[name] = found[name] * ~dropped[name]
-        there = {name: table for name, table in found.items() if name not in dropped or table.any()}
-        return there | {"activations": peaks * some}
+        return {name: table for name, table in found.items() if table.any()} | {"activations": peaks * some}
 
     def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Ints:
         """The layers of each backward stage that are not recomputed, as many as fit the memory, (plans, stages)."""
@@ -285,7 +282,14 @@ class Footprint:
             if not self._rests:
                 self._rests.append(np.array([levels.any(axis=0) for levels in self.moments()]).T)
             holds = holds | self._rests[0]
-        return fitting_layers(lambda keeps: self.peaks(forward, backward, keeps), backward, holds, limit_bytes)
+        below = self._stages(backward, has_head=True)
+        others: Any = sum(self._without_activations(forward, below).values())
+
+        def peak_bytes(keeps: Ints) -> Ints:
+            none = np.zeros((*keeps.shape[:-1], 1), np.int64)
+            return sum(self._of_activations(below, backward, keeps).values(), start=others + none)
+
+        return fitting_layers(peak_bytes, backward, holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
         ends = np.cumsum(counts, axis=1)
@@ -297,43 +301,54 @@ class Footprint:
             sums[:, :, -1] += self._head[:, None] * has_head
         return LayerSize(*sums)
 
-    def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
-        plans, num_stages = stages.weights.shape
+    def _states(self, stages: LayerSize) -> dict[str, Ints]:
         held, shares, more_versions = self._holds, self._replicas, self._more_versions
         parts: tuple[Any, ...] = (held, held, held * self._num_states)
         if shares is not None:
-            held, more_versions = shares.held.astype(np.int64), 0 * more_versions
-            parts = shares.weights, shares.gradients, shares.optimizer
+            parts, more_versions = (shares.weights, shares.gradients, shares.optimizer), 0 * more_versions
         states = [stage @ part for stage, part in zip(stages[:3], parts, strict=True)]
         weights, gradients, optimizer = states if shares is None else np.rint(states).astype(np.int64)
-        logits, boundary = self._sizes.logits * held[num_stages - 1], self._sizes.boundary
-        if self._num_head_shards:
-            logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
         trained = stages.gradients // self._per_trained  # of frozen weights there is one version
         stashed = {"stashed weights": (trained * more_versions) @ held} if more_versions.any() else {}
-        return {
-            "weights": weights,
-            **stashed,
-            "gradients": gradients,
-            "optimizer state": optimizer,
-            "kept stage inputs": np.tile(-(-self._in_flight * boundary // self._segments), (plans, 1)).astype(np.int64),
-            "recomputed activations": (stages.activations[:, :, None] * held).max(axis=1, initial=0),
-            "logits": np.tile(logits, (plans, 1)),
-        }
+        return {"weights": weights, **stashed, "gradients": gradients, "optimizer state": optimizer}
 
-    def _made_again(self, stages: LayerSize) -> dict[str, Ints]:
-        """Recomputed activations between I and W; if layers are recomputed one by one, their inputs, and one layer."""
-        found = dict[str, Ints]()
+    def _recomputed(self, stages: LayerSize) -> dict[str, Ints]:
+        """Inputs of the stages, recomputed activations, those between I and W, and logits, where all is recomputed.
+
+        If layers are recomputed one by one, their inputs, and one layer at a time.
+        """
+        held, again, boundary = self._holds, stages.activations, self._sizes.boundary
+        plans = again.shape[:-1]
+        if self._sizes.by_layer:
+            inputs = self._moments_in_flight[1].peaks(np.maximum(stages.inputs, boundary))
+            again = np.minimum(again, self._most_activations)
+        else:
+            inputs = np.tile(-(-self._in_flight * boundary // self._segments), (*plans, 1)).astype(np.int64)
+        logits = self._sizes.logits * held[again.shape[-1] - 1]
+        if self._num_head_shards:
+            logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
+        found = {
+            "kept stage inputs": inputs,
+            "recomputed activations": (again[..., None] * held).max(axis=-2, initial=0),
+            "logits": np.tile(logits, (*plans, 1)),
+        }
         if self._between_halves is not None and self._between_halves.hold_anything:
             waiting = self._between_halves.peaks(stages.activations) * self._sizes.until_weights
             found["activations between halves"] = waiting.astype(np.int64)
-        if self._sizes.by_layer:
-            if not self._inputs:  # I frees inputs
-                self._inputs.append(Moments(levels_of(self._analysis, self._sizes.each, (0.0,))))
-            found["kept stage inputs"] = self._inputs[0].peaks(np.maximum(stages.inputs, self._sizes.boundary))
-            one = np.minimum(stages.activations, self._most_activations)
-            found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
-        return found
+        return self._sharded(found)
+
+    @property
+    def _moments_in_flight(self) -> list[Moments]:
+        """Of saved activations, logits and stage inputs; and of the inputs of layers recomputed one by one."""
+        if not self._known_moments:
+            sizes, num_stages = self._sizes, self._analysis.schedule.shape.num_stages
+            in_halves = self._between_halves is not None  # then I frees inputs
+            parts = sizes.until_weights, sizes.logits_until_weights, *((0.0,) if in_halves else ())
+            levels = levels_of(self._analysis, sizes.each, parts)
+            own = slice(-num_stages, None) if in_halves else slice(num_stages)
+            self._known_moments.append(Moments([each / self._segments for each in levels]))
+            self._known_moments.append(Moments([each[:, own] for each in levels]))
+        return self._known_moments
 
     def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
         """Classes at the visit with the most bytes; a visit includes the stages that are prefetched during it."""
@@ -375,11 +390,12 @@ def _holds(schedule: Schedule) -> Ints:
     return found
 
 
-def _kept_versions(schedule: Schedule) -> Sequence[int]:
+def _kept_versions(analysis: Analysis) -> Sequence[int]:
     """The most versions of its weights that each stage keeps at a time."""
+    schedule = analysis.schedule
     if schedule.policy not in _STASHING:
         return (1,) * schedule.shape.num_backward_stages
-    return Analysis(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).versions.live
+    return (analysis if Kind.STEP in schedule.kinds else Analysis(add_steps(schedule))).versions.live
 
 
 Visit = tuple[bool, int]  # successive actions of one stage on a device: whether backward, number of the stage

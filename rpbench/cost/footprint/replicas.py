@@ -149,7 +149,6 @@ class ReplicaFootprint:
 
     Attributes:
         weights, gradients, optimizer: the fraction of each stage that stays on a device, (stages, devices).
-        held: 1 where a stage runs on a device, (stages, devices).
     """
 
     def __init__(self, analysis: Analysis) -> None:
@@ -162,8 +161,8 @@ class ReplicaFootprint:
             rows = self._by_device(lambda device: {stage: of(device, stage) for stage in shares.held(device)})
             return np.stack([self._row(row) for row in rows], 1)
 
-        fractions = shares.of_weights, shares.of_gradients, shares.of_state, lambda *_: Fraction(1)
-        self.weights, self.gradients, self.optimizer, self.held = map(stays, fractions)
+        fractions = shares.of_weights, shares.of_gradients, shares.of_state
+        self.weights, self.gradients, self.optimizer = map(stays, fractions)
         self._gathered = self._by_device(
             lambda device: [self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")]
         )
@@ -196,7 +195,7 @@ class ReplicaFootprint:
     def least_bytes(self, sizes: ModelBytes) -> int:
         """A lower bound on the bytes of the fullest device, for every cut of the layers."""
         total = LayerSize(*(sum(each) for each in zip(*sizes.every, strict=True)))
-        found: float = sizes.logits * self.held[-1].sum()
+        found: float = sizes.logits * sum(self._num_stages - 1 in own for own in self._by_device(self.shares.held))
         for name in ("weights", "gradients", "optimizer"):
             found += getattr(self, name).sum(axis=1).min() * getattr(total, name)
         layer = _largest_layer(sizes)
@@ -218,8 +217,8 @@ class ReplicaFootprint:
         return row
 
     def _rows(self, moments: Sequence[Shares]) -> Floats:
-        rows = [self._row(shares) for shares in moments]
-        return np.unique(np.array(rows), axis=0) if rows else np.zeros((1, self._num_stages))
+        rows = {tuple(shares.get(stage, 0) for stage in range(self._num_stages)) for shares in moments}
+        return np.array(sorted(rows or {(0,) * self._num_stages}), np.float64)
 
 
 def _largest_layer(sizes: ModelBytes) -> LayerSize:
