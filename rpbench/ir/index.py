@@ -46,7 +46,7 @@ class Index:
         for place, (device, name, row) in enumerate(schedule.items()):
             start = len(self.actions)
             self.lanes.append(Lane(device, name, start, start + len(row)))
-            self.actions += row
+            self.actions.extend(row)
             self.lane_of += [place] * len(row)
 
         self._stages = _stage_ranges(self.shape)
