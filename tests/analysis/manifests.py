@@ -46,5 +46,6 @@ def forge(manifest: Path, replaced: Mapping[str, str]) -> None:
 
 def replaced(experiments: Experiments, experiment: str, rows: pd.DataFrame) -> Experiments:
     """The same experiments with other rows for one of them."""
-    known = {key: found for key, found in experiments._known.items() if key[0] != "_by_cell"}
+    derived = ("_by_cell", "cells_there")
+    known = {key: found for key, found in experiments._known.items() if key[0] not in derived}
     return dataclasses.replace(experiments, _known=known | {("cells", experiment): rows})
