@@ -79,8 +79,9 @@ def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
         stages = search.terms.num_devices * (setting.chunks_per_device or 0)
         with suppress(ValueError):  # the schedule does not take the setting
             if len(loan.cut.backward) == stages and kind_of(search, setting)[:-1] == loan.kind[:-1]:
-                found = alike if search.sketcher.placement(setting) == loan.placement else others
-                found.setdefault((stages, loan.kind.steps_often), Known(setting, loan.cut, loan.pace))
+                is_alike = search.sketcher.placement(setting) == loan.placement
+                known = Known(setting, loan.cut, loan.pace, is_alike)
+                (alike if is_alike else others).setdefault((stages, loan.kind.steps_often), known)
     return [*alike.values(), *others.values()]
 
 

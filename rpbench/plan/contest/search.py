@@ -68,6 +68,7 @@ class Known(NamedTuple):
     setting: Setting
     cut: Partition
     pace: float
+    is_alike: bool = True  # whether its stages are placed as this contender places them
 
 
 class Search(Trials):
@@ -228,15 +229,23 @@ class Search(Trials):
     # --- settings ---
 
     def _best_known(self, known: Sequence[Known]) -> Setting | None:
-        fastest = max((plan.pace for plan in known), default=0.0)
-        for plan in (each for each in known if each.pace >= fastest * (1 - WORTH)):
+        slow = self.orders_follow_times  # every cut takes an order of its own
+        fastest = {
+            alike: max((plan.pace for plan in known if plan.is_alike or not alike or slow), default=0.0)
+            for alike in (False, True)
+        }
+        for plan in (each for each in known if each.pace >= fastest[each.is_alike] * (1 - WORTH)):
             if self.time_is_over() or (self._found() and self._is_hopeless(self.best().setting)):
                 break
             self._look_at_cut(plan.setting, plan.cut)
             self._look_beside(plan.setting, plan.cut, plan.pace * (1 - WORTH))
         if not self._found():
             return None
-        self._look_at_own_cuts(self.best().setting)
+        of_chunks = dict[int | None, Setting]()
+        for tried in sorted(self._found(), key=lambda each: -each.score):
+            of_chunks.setdefault(tried.setting.chunks_per_device, tried.setting)
+        for setting in [*of_chunks.values()][: 1 if slow else None]:  # cuts of other contenders say little
+            self._look_at_own_cuts(setting)
         best = self.best().setting
         return self._other_sizes(best) if self.best_pace() else best
 

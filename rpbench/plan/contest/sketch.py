@@ -148,12 +148,12 @@ class Sketcher:
     def close_sizes(self, setting: Setting, space: Space) -> list[Setting]:
         """The setting with the microbatch sizes whose sketches are close to the best; itself if none fits.
 
-        The largest comes first: transfers and their latencies, which no sketch counts, are fewer.
+        The best one comes first, then the largest: transfers and their latencies, which no sketch counts, are fewer.
         """
         sized = [setting, *self.by_promise(setting, space)]
-        least = max(map(self.pace, sized)) * (1 - WORTH)
-        close = [each for each in sized if self.pace(each) >= least > 0] or [setting]
-        return sorted(close, key=lambda each: -each.microbatch_sequences)
+        best = max(sized, key=self.pace)
+        close = [each for each in sized if self.pace(each) >= self.pace(best) * (1 - WORTH) > 0] or [setting]
+        return sorted(close, key=lambda each: (each != best, -each.microbatch_sequences))
 
     def moves_each_time(self, setting: Setting) -> bool:
         """Whether every device moves all weights for each microbatch, so that large ones are fast."""
