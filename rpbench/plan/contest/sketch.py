@@ -148,12 +148,14 @@ class Sketcher:
     def close_sizes(self, setting: Setting, space: Space) -> list[Setting]:
         """The setting with the microbatch sizes whose sketches are close to the best; itself if none fits.
 
-        The best one comes first, then the largest: transfers and their latencies, which no sketch counts, are fewer.
+        The best one comes first, then the largest: transfers and their latencies, which no sketch counts, are fewer. If
+        steps overlap, where the pace of a sketch is less certain, the largest is first.
         """
         sized = [setting, *self.by_promise(setting, space)]
         best = max(sized, key=self.pace)
         close = [each for each in sized if self.pace(each) >= self.pace(best) * (1 - WORTH) > 0] or [setting]
-        return sorted(close, key=lambda each: (each != best, -each.microbatch_sequences))
+        first = [] if self.overlaps(setting) or best not in close else [best]
+        return list(dict.fromkeys([*first, *sorted(close, key=lambda each: -each.microbatch_sequences)]))
 
     def moves_each_time(self, setting: Setting) -> bool:
         """Whether every device moves all weights for each microbatch, so that large ones are fast."""
