@@ -164,15 +164,11 @@ def space_of(contender: Contender, terms: Terms) -> Space:
     most = terms.num_microbatches(min(sizes))
     fixed = dict(contender.fixed)
     streams = entry.separate_cuts or entry.lower is not None
-    searched = {
-        name: tuple(value for value in values if value in contender.within.get(name, values))
-        for name in entry.searched
-        if name not in fixed and (values := entry.values(name, terms.num_devices, most))
-    }
+    searched = {name: entry.values(name, terms.num_devices, most) for name in entry.searched if name not in fixed}
     if terms.cluster.ssd is None:
         searched.pop("ssd", None)  # the machine has none
     others = {name: value for name, value in entry.options.items() if name not in searched and name not in fixed}
-    return Space(
+    found = Space(
         {
             "microbatch_sequences": tuple(sizes),
             "chunks_per_device": _chunks(contender, terms),
@@ -182,6 +178,7 @@ def space_of(contender: Contender, terms: Terms) -> Space:
         },
         tuple({**others, **fixed}.items()),
     )
+    return found.restricted(**{OPTION + name: values for name, values in contender.within.items()})
 
 
 def _chunks(contender: Contender, terms: Terms) -> tuple[int | None, ...]:

@@ -230,11 +230,9 @@ class Search(Trials):
 
     def _best_known(self, known: Sequence[Known]) -> Setting | None:
         slow = self.orders_follow_times  # every cut takes an order of its own
-        fastest = {
-            alike: max((plan.pace for plan in known if plan.is_alike or not alike or slow), default=0.0)
-            for alike in (False, True)
-        }
-        for plan in (each for each in known if each.pace >= fastest[each.is_alike] * (1 - WORTH)):
+        fastest = max((plan.pace for plan in known), default=0.0)
+        alike = fastest if slow else max((plan.pace for plan in known if plan.is_alike), default=0.0)
+        for plan in (each for each in known if each.pace >= (alike if each.is_alike else fastest) * (1 - WORTH)):
             if self.time_is_over() or (self._found() and self._is_hopeless(self.best().setting)):
                 break
             self._look_at_cut(plan.setting, plan.cut)
