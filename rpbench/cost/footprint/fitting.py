@@ -22,6 +22,7 @@ from rpbench.ir.schedule import Schedule
 
 # Largest size of a product for BLAS on one thread; on several, threads would wait longer than the product takes.
 ON_ONE_THREAD = 200_000
+AT_ONCE = 400  # most choices, of all plans together, that are counted in one call: more take longer than bisection
 
 
 class Moments:
@@ -151,16 +152,28 @@ def fitting_layers(peak_bytes: Callable[[Ints], Ints], layers: Ints, holds: Ints
         stages = np.flatnonzero(turns == turn)
         least = chosen[:, stages]
         most = np.where(is_open[:, None], layers[:, stages], least)
-        choices = np.repeat(chosen[None], most[is_open].max(initial=0), axis=0)  # 1, 2, ... layers
-        choices[:, :, stages] = np.minimum(np.arange(1, len(choices) + 1)[:, None, None], most)
-        all_fits = ((peak_bytes(choices) > limit_bytes).astype(np.int64) @ holds[stages].T) == 0
+        num = int(most[is_open].max(initial=0))
+        at_once = num * len(layers) <= AT_ONCE
+        if at_once:
+            choices = np.repeat(chosen[None], num, axis=0)  # 1, 2, ... layers
+            choices[:, :, stages] = np.minimum(np.arange(1, num + 1)[:, None, None], most)
+            of_choices = _stages_that_fit(peak_bytes(choices), holds[stages], limit_bytes)
         tried = most  # whole stages first: they recompute nothing
         while (most > least).any():
-            fits = np.take_along_axis(all_fits, tried.clip(1, len(choices))[None] - 1, axis=0)[0]
+            if at_once:
+                fits = np.take_along_axis(of_choices, tried.clip(1, num)[None] - 1, axis=0)[0]
+            else:
+                chosen[:, stages] = tried
+                fits = _stages_that_fit(peak_bytes(chosen[None])[0], holds[stages], limit_bytes)
             least, most = np.where(fits, tried, least), np.where(fits, most, np.maximum(least, tried - 1))
             tried = (least + most + 1) // 2
         chosen[:, stages] = least
     return chosen
+
+
+def _stages_that_fit(peaks: Ints, holds: Ints, limit_bytes: int) -> Any:
+    """Whether all devices of a stage keep to the limit, (..., stages), by their bytes, (..., devices)."""
+    return ((peaks > limit_bytes).astype(np.int64) @ holds.T) == 0
 
 
 def _turns(holds: Ints) -> Ints:
