@@ -1,7 +1,6 @@
 """Compiler passes that add communication and optimizer steps to ordered compute actions, or split backward in two."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -10,11 +9,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.communication import Hop, hops
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
-from rpbench.ir.waits.edges import GRADIENT, names_versions
-
-_ADDING = frozenset(GRADIENT)
-_MAY_ADD = _ADDING | {Kind.OVERLAP}
-_Place = tuple[int, int, int]  # of an action: its number, its device and its place in that lane
+from rpbench.ir.waits.edges import names_versions
 
 # --- communication ------------------------------------------------------------------------------------------
 
@@ -65,49 +60,43 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     if lane not in (None, "compute", "host"):
         raise ValueError(f"lane={lane!r}: steps go to the lane 'compute' or 'host'")
     lane = lane or ("compute" if schedule.weights is Weights.BOUND else "host")
-    if Kind.STEP in schedule.kinds:
+    analysis = Analysis(schedule)
+    index = analysis.index
+    if index.steps:
         raise ScheduleError("the schedule holds STEP actions already: add them once")
-    analysis, last = Analysis(schedule), _last_gradients(schedule)
-    following: dict[_Place, list[Action]] = {}  # gradient -> the steps it completes
+    following: dict[int, list[Action]] = {}  # gradient -> the steps it completes
     for version in range(1, schedule.shape.num_steps + 1):
         for stage in range(schedule.shape.num_backward_stages):
-            ends = last.get((stage, version))
-            if not ends:
+            gradients = index.gradients(stage, version)
+            if not gradients:
                 raise ScheduleError(f"no weight gradient of stage {stage} for version {version}: run check() first")
-            end = ends[0] if len(ends) == 1 else max(ends, key=lambda place: (analysis.rounds[place[0]], place))
-            following.setdefault(end, []).append(Action(Kind.STEP, stage, version=version))
+            last = _last(analysis, gradients)
+            following.setdefault(last, []).append(Action(Kind.STEP, stage, version=version))
 
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
     if lane == "compute":
-        for (_, device, place), steps in sorted(following.items(), reverse=True):  # so that places before it stay
-            rows[device]["compute"][place + 1 : place + 1] = steps
+        for number in sorted(following, reverse=True):  # from behind, so that places before it stay
+            place = index.lanes[index.lane_of[number]]
+            behind = number - place.start + 1
+            rows[place.device][place.name][behind:behind] = following[number]
     else:
         rounds = analysis.rounds
         # Version by version, so that on one host no step waits behind one that needs what it publishes.
         due = sorted(
-            (step.version, rounds[place[0]], place, step) for place, steps in following.items() for step in steps
+            (step.version, rounds[number], number, step) for number, steps in following.items() for step in steps
         )
-        for _, _, (_, device, _), step in due:
-            rows[device].setdefault("host", []).append(step)
+        for _, _, number, step in due:
+            rows[index.device(number)].setdefault("host", []).append(step)
     stepped = with_rows(schedule, rows)
     return _name_versions(stepped) if names_versions(stepped) and lane == "compute" else stepped
 
 
-def _last_gradients(schedule: Schedule) -> dict[tuple[int, int], list[_Place]]:
-    """By backward stage and version, the last weight gradient of its window on every device that has some."""
-    found, size, start = defaultdict[tuple[int, int], list[_Place]](list), schedule.shape.num_microbatches, 0
-    for device, lane, row in schedule.items():
-        last = {
-            (part.stage, (part.microbatch or 0) // size + 1): place
-            for place, action in enumerate(row if lane == "compute" else ())
-            if action[0] in _MAY_ADD  # kind
-            for part in action.sub or (action,)
-            if part.kind in _ADDING
-        }
-        for window, place in last.items():
-            found[window].append((start + place, device, place))
-        start += len(row)
-    return found
+def _last(analysis: Analysis, numbers: Sequence[int]) -> int:
+    """The last of some actions to run; those of one lane run in the order of their numbers."""
+    lane_of = analysis.index.lane_of
+    if len({lane_of[number] for number in numbers}) == 1:
+        return max(numbers)
+    return max(numbers, key=lambda number: (analysis.rounds[number], number))
 
 
 def _name_versions(schedule: Schedule) -> Schedule:
