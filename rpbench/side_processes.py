@@ -46,21 +46,33 @@ def side_processes(
     return ProcessPoolExecutor(number, get_context(start), _begin, (begin, arguments))
 
 
+def forks(number: int, work: Callable[..., Any], begin: Callable[[], object] | None = None) -> ProcessPoolExecutor:
+    """A pool of forks that first run `begin`. There `inherited` calls `work`, which need not be picklable."""
+
+    def inherit() -> None:
+        if begin is not None:
+            begin()
+        _inherited.append(work)
+
+    return side_processes(number, "fork", inherit)
+
+
+_inherited: list[Callable[..., Any]] = []  # of a fork
+
+
+def inherited(*arguments: Any) -> Any:
+    """The result of the work of this fork (`forks`)."""
+    return _inherited[-1](*arguments)
+
+
 @contextmanager
 def in_fork(work: Callable[[], Any], *, apart: bool = True) -> Iterator[Callable[[], Any]]:
     """Work in a fork of this process; what is given waits for its result. Not `apart`: here, when it is asked for."""
     if not (apart and hasattr(os, "fork")):
         yield work
         return
-    with side_processes(1, "fork", _inherited.append, work) as pool:
-        yield pool.submit(_work_inherited).result
-
-
-_inherited: list[Callable[[], Any]] = []
-
-
-def _work_inherited() -> Any:
-    return _inherited[-1]()
+    with forks(1, work) as pool:
+        yield pool.submit(inherited).result
 
 
 def answers_only() -> TextIO:

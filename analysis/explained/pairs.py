@@ -46,6 +46,7 @@ def rows() -> Iterator[Row]:
     # ln(measured / predicted without the row's group) of given rows, by `NAME:ROW`
     held_out = {row["id"].replace("/", ":"): row for row in tables.read("clusters_holdout")}
     known = {name: log(float(row["step_time_s"]) / float(row["predicted_s"])) for name, row in held_out.items()}
+    seen = fitted()
     for pair in pairs():
         found = explained(pair)
         besides = found.total - found.parts.get("shape", 0.0)
@@ -57,7 +58,7 @@ def rows() -> Iterator[Row]:
             "unexplained": f"{_share(found):.4f}",
             "besides_shape": f"{abs(found.rest / besides):.4f}",
             "held_out": "" if None in unseen else f"{abs((unseen[0] - unseen[1]) / found.total):.4f}",  # type: ignore[operator]
-            "fitted_on": "".join(side for side, name in zip("ab", (pair.a, pair.b), strict=True) if name in fitted()),
+            "fitted_on": "".join(side for side, name in zip("ab", (pair.a, pair.b), strict=True) if name in seen),
         }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +14,7 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.figures.files import save_dark, save_figure, save_png, svg_text
 from rpbench.records.provenance import usable_cores
-from rpbench.side_processes import side_processes
+from rpbench.side_processes import forks, inherited
 
 WIDTH_INCHES = 4.4
 _MOST_PANELS = 12  # too many to stack on a phone
@@ -144,21 +143,12 @@ def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, I
     def draw(number: int) -> tuple[str, Image]:
         return drawings[number][0], _draw(*drawings[number], folder)
 
-    def inherit() -> None:
+    def begin() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption is the parent's to report
-        _inherited.append(draw)
 
     longest_first = sorted(range(len(drawings)), key=lambda number: not drawings[number][0].startswith(_MANY_AXES))
-    with side_processes(2, "fork", inherit) as pool:
-        yield from pool.map(_draw_inherited, longest_first)
-
-
-# A forked process finds its function here, in the copied memory: functions cannot be sent to it.
-_inherited: list[Callable[..., Any]] = []
-
-
-def _draw_inherited(*given: Any) -> Any:
-    return _inherited[-1](*given)
+    with forks(2, draw, begin) as pool:
+        yield from pool.map(inherited, longest_first)
 
 
 def _draw(stem: str, draw: Callable[[], Figure], is_one_of_many: bool, folder: Path) -> Image:

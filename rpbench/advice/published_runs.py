@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from rpbench.advice.causes import causes_of
 from rpbench.cost.hardware.machine import Machine
-from rpbench.cost.published import published_partition
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.mesh.layers.layer_seconds import Setting as LayerSetting
 from rpbench.mesh.layers.layer_times import optimizer_traffic, setting_of, times_of
@@ -123,12 +122,12 @@ def _run(case: Case, cluster: Machine, system: System, size: float, sequences: i
         options |= {"round_size": case.settings.chunks.num, "asynchronous": system.late}
     chunks = None if who.entry.separate_cuts else len(cut.forward) // case.num_devices
     setting = Setting(size, chunks, "all", 1, tuple(options.items()))
-    frame = Frame(who, setting, terms_of_run(case, cluster, system, size, sequences), cut, STEPS)
+    frame = Frame(who, setting, terms_of_run(case, cluster, size, sequences), cut, STEPS)
     outcome = frame.outcome(cut, "all")
     return Simulated(case, who, setting, cut, outcome, outcome.step_time_s, causes_of(frame, cut, outcome.keeps))
 
 
-def terms_of_run(case: Case, cluster: Machine, system: System, size: float, sequences: int) -> Terms:
+def terms_of_run(case: Case, cluster: Machine, size: float, sequences: int) -> Terms:
     """The terms of a run: its batch, its kernels, and its machine's memory less what processes reserve."""
 
     def setting(sequences: float) -> LayerSetting:
@@ -154,8 +153,8 @@ def _cut(case: Case, system: System) -> Partition:
         return roundpipe.planned(case)
     if system.schedule == "1f1b":
         return bound_cut(case)
-    if system.schedule == "mobius" and case.model.published_name:
-        return published_partition("looped_bfs", case.model.published_name)
+    if system.schedule == "mobius":
+        return roundpipe.mobius_cut(case)
     stages = devices if system.schedule == "megatron_tp" else -(-layers // devices) * devices
     each, more = divmod(layers, stages)
     return symmetric(tuple(each + (stage < more) for stage in range(stages)))

@@ -31,7 +31,7 @@ from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
-from rpbench.side_processes import side_processes
+from rpbench.side_processes import forks, inherited
 
 # Fractions of the time:
 LOOKING = 0.75  # for all first looks
@@ -325,31 +325,23 @@ def bare(plan: Tuned) -> Tuned:
 # --- processes -----------------------------------------------------------------------------------------------
 
 
-_inherited: list[Share] = []  # of a searching process, copied at the fork
-
-
-def _call(method: str, *arguments: Any) -> Any:
-    return getattr(_inherited[-1], method)(*arguments)
-
-
-def _begin(share: Share) -> None:
-    gc.disable()  # schedules are many small tuples in no circle
-    _inherited.append(share)
-
-
 class Side:
     """A process with its share; without `apart` this process."""
 
     def __init__(self, share: Share, stack: ExitStack, *, apart: bool) -> None:
         self.share = share
-        self._pool = stack.enter_context(side_processes(1, "fork", _begin, share)) if apart else None
+        # Garbage collection is off: schedules are many small tuples in no circle.
+        self._pool = stack.enter_context(forks(1, self._call, gc.disable)) if apart else None
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.share, method)(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
         """Start a method of the share; the returned function waits for its result."""
         if self._pool is not None:
-            return self._pool.submit(_call, method, *arguments).result
+            return self._pool.submit(inherited, method, *arguments).result
         with uncollected():
-            found = getattr(self.share, method)(*arguments)
+            found = self._call(method, *arguments)
         return lambda: found
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from rpbench.plan.contest.plans import Outcome, Tuned, rank
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.contest.trials import ATTEMPTS
-from rpbench.side_processes import side_processes
+from rpbench.side_processes import forks, inherited
 from rpbench.sim.kernels import compile_orders
 
 SKETCHED = 20_000  # actions timed in one sketch
@@ -229,7 +230,6 @@ def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute)
 # --- side by side --------------------------------------------------------------------------------------------
 
 Ons = Mapping[type, On]  # by type of row: plans of one host, meshes
-_inherited: list[tuple[Sequence[Tuned | Job], Ons, Clock]] = []  # of a computing process, copied at the fork
 
 
 def around_all(
@@ -246,31 +246,20 @@ def around_all(
     apart = processes > 1 and hasattr(os, "fork")
     if any(isinstance(row, Tuned) and row.contender.entry.needs_costs for row in rows):
         compile_orders()  # before a clock begins, and before processes part
+    clock = cache(partial(Clock, seconds))  # of each process, from its first row on
+
+    def points(number: int) -> list[Point]:
+        row, is_over = rows[number], clock().is_over
+        on = ons[type(row)]
+        return list(points_of(row, on, is_over) if isinstance(row, Tuned) else mesh_points(row, on, is_over))
+
     with ExitStack() as stack:
-        pool = stack.enter_context(side_processes(processes, "fork", _begin, rows, ons, seconds)) if apart else None
-        if pool is None:
-            clock = Clock(seconds)
-            waiting: Iterator[list[Point]] = (_of(row, ons, clock) for row in rows)
-        else:
-            waiting = pool.map(_points, range(len(rows)))
+        waiting: Iterator[list[Point]] = map(points, range(len(rows)))
+        if apart:
+            pool = stack.enter_context(forks(processes, points, gc.disable))  # as in searches
+            waiting = pool.map(inherited, range(len(rows)))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        for points in waiting:
-            found.append(points)
+        for own in waiting:
+            found.append(own)
             told(len(found))
     return found
-
-
-def _begin(rows: Sequence[Tuned | Job], ons: Ons, seconds: float) -> None:
-    gc.disable()  # as in searches: schedules are many small tuples in no circle
-    _inherited.append((rows, ons, Clock(seconds)))
-
-
-def _points(number: int) -> list[Point]:
-    rows, ons, clock = _inherited[-1]
-    return _of(rows[number], ons, clock)
-
-
-def _of(row: Tuned | Job, ons: Ons, clock: Clock) -> list[Point]:
-    on = ons[type(row)]
-    found = points_of(row, on, clock.is_over) if isinstance(row, Tuned) else mesh_points(row, on, clock.is_over)
-    return list(found)

@@ -72,8 +72,9 @@ def _measured(
     options: dict[str, str], device: str, num_devices: int, tell: Callable[[str], None], dry: int = 0
 ) -> "tuple[Machine, dict[str, Any]]":
     """The machine, and its rates, collectives, layers and load of other programs as JSON-ready data."""
+    from rpbench.cost.hardware.measured import PARTS, factor_name
     from rpbench.engine.measure import calibration  # torch
-    from rpbench.run.cluster_file import cluster_of, layers_of, within_of
+    from rpbench.run.cluster_file import cluster_of, layers_of
 
     collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
     devices = {"num_devices": num_devices}
@@ -89,8 +90,8 @@ def _measured(
         "num_devices": cluster.num_devices,
         **{name: getattr(cluster, name) for name in SAID},
         "collectives": dict(cluster.collectives),
-        "within": within_of(layers := layers_of(found, devices)),
-        "layers": layers,
+        "within": {part: cluster.declared[factor_name(part, each)]["within"] for part, (each, *_) in PARTS.items()},
+        "layers": layers_of(found, devices),
         "foreign_cores": found.foreign_cores,
     }
 

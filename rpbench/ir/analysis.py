@@ -3,7 +3,7 @@
 from functools import cached_property
 
 from rpbench.ir.action import Kind
-from rpbench.ir.checks.deadlock import execution_rounds
+from rpbench.ir.checks.deadlock import execution_rounds, slots_of
 from rpbench.ir.checks.residency import hosted_levels, resident_levels
 from rpbench.ir.checks.versions import Versions, implied_versions, replay_in
 from rpbench.ir.index import Index
@@ -54,14 +54,19 @@ class Analysis:
         return execution_rounds(self.index, self.producers)
 
     @cached_property
+    def slots(self) -> tuple[list[int], list[int]]:
+        """The slots in which each action begins and ends, if computations take one slot (`slots_of`)."""
+        return slots_of(self.index, self.producers)
+
+    @cached_property
     def resident_levels(self) -> list[set[tuple[int, ...]]]:
         """Per device, how many microbatches of each stage it holds (`rpbench.ir.checks.residency`)."""
-        return resident_levels(self.index, self.producers)
+        return resident_levels(self.index, *self.slots)
 
     @cached_property
     def hosted_levels(self) -> list[set[tuple[int, ...]]]:
         """Per device, how many microbatches of each stage it has on the host (`rpbench.ir.checks.residency`)."""
-        return hosted_levels(self.index, self.producers)
+        return hosted_levels(self.index, *self.slots)
 
     @cached_property
     def versions(self) -> Versions:

@@ -1,7 +1,7 @@
 """Mobius's partition: the cut whose modelled step is shortest, for stages that stream through the devices in rotation.
 
-    rotation            the modelled step of a cut, with the rates of shared links
-    rotation_program    the search for the best cut, with its proof
+    rotation            the stages of a cut: their times and bytes, with the rates of shared links
+    rotation_program    the modelled step of cuts, and the search for the best one, with its proof
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from descriptions of
 its program: computing and upload times, device memory, prefetch as far as memory allows. The equations are ours.

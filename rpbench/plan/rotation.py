@@ -103,31 +103,24 @@ class Rotation:
         return len(self.forward)
 
     @cached_property
-    def running(self) -> dict[str, Floats]:
-        """Sums over the layers below each layer, by quantity."""
-        layers = self.sizes.layers
-        columns = {
-            "forward": self.forward,
-            "backward": self.backward,
-            "spared": self.spared,
-            "weights": [layer.weights for layer in layers],
-            "gradients": [layer.gradients for layer in layers],
-            "optimizer": [layer.optimizer for layer in layers],
-            "activations": [layer.activations for layer in layers],
-        }
-        return {name: np.concatenate([[0.0], np.cumsum(np.array(column, float))]) for name, column in columns.items()}
+    def running(self) -> Floats:
+        """Sums over the layers below each layer, of the three times and then of the bytes, (quantities, layers + 1)."""
+        sizes = ((each.weights, each.gradients, each.optimizer, each.activations) for each in self.sizes.layers)
+        columns = [self.forward, self.backward, self.spared, *zip(*sizes, strict=True)]
+        return np.concatenate([np.zeros((len(columns), 1)), np.cumsum(np.array(columns, float), axis=1)], axis=1)
 
     def stage(self, number: int, num_stages: int, first: Ints, end: Ints) -> Stage:
         """Times and bytes of stage `number` with layers `first` to `end`, one pair for each cut."""
-        found = {name: sums[end] - sums[first] for name, sums in self.running.items()}
+        forward, backward, spared, *found, activations = self.running.take(end, 1) - self.running.take(first, 1)
         is_last = number == num_stages - 1
         ends = [self.sizes.embedding] * (number == 0) + [self.sizes.head] * is_last
         weights, gradients, optimizer = (
-            found[name] + sum(getattr(end_, name) for end_ in ends) for name in ("weights", "gradients", "optimizer")
+            own + sum(getattr(each, name) for each in ends)
+            for name, own in zip(("weights", "gradients", "optimizer"), found, strict=True)
         )
         place, more = number % self.num_ranks, self.num_microbatches - 1
-        forward = found["forward"] + self.head[0] * is_last
-        backward = found["backward"] + (self.head[1] - found["spared"]) * is_last
+        forward = forward + self.head[0] * is_last
+        backward = backward + (self.head[1] - spared) * is_last
         links = self.links
         of_ends = sum(each.weights for each in ends)  # heavy: they still load when the others have loaded
         return Stage(
@@ -141,7 +134,7 @@ class Rotation:
             optimizer * self.optimizer,
             gradients * links.store[place],
             weights,
-            gradients + found["activations"],
+            gradients + activations,
         )
 
     def arriving(self, number: int, num_stages: int, *, backward: bool) -> float:
@@ -168,54 +161,6 @@ class Rotation:
         if number >= num_stages - self.num_ranks:
             needed = np.maximum(needed, stage.weights * (1 + self.prefetches) + fixed + logits)
         return needed <= self.limit_bytes
-
-    def step_times(self, counts: Ints) -> Floats:
-        """The modelled step of each cut, (cuts,), from its layers per stage, (cuts, stages); infinite for a misfit."""
-        num_stages, size = counts.shape[1], self.num_ranks
-        ends = np.cumsum(counts, axis=1)
-        stages = [self.stage(j, num_stages, ends[:, j] - counts[:, j], ends[:, j]) for j in range(num_stages)]
-        fits = np.ones(len(counts), bool)
-        visits: list[tuple[Floats, Floats]] = []  # start and end forward
-        for j, stage in enumerate(stages):
-            fits &= self.fits(j, num_stages, stage, stages[j - size].weights if j >= size else None)
-            last = (j - size, *visits[j - size]) if j >= size else None
-            visits.append(self._visit(j, num_stages, stages, visits[-1] if j else None, last, backward=False))
-        back: dict[int, tuple[Floats, Floats]] = {}
-        done, updates = np.zeros(len(counts)), sum((stage.optimizer for stage in stages), start=np.zeros(len(counts)))
-        moved = sum((stage.traffic for stage in stages[:-size]), start=np.zeros(len(counts)))
-        for j in reversed(range(num_stages)):
-            last = (j + size, *back[j + size]) if j + size < num_stages else (j, *visits[j])
-            back[j] = self._visit(j, num_stages, stages, back.get(j + 1), last, backward=True)
-            done = np.maximum(done, back[j][1] + stages[j].store + updates + moved)
-            updates = updates - stages[j].optimizer
-            moved = moved - (stages[j - size].traffic if j >= size else 0.0)
-        return np.where(fits, done, np.inf)
-
-    def _visit(
-        self,
-        number: int,
-        num_stages: int,
-        stages: Sequence[Stage],
-        source: tuple[Floats, Floats] | None,
-        last: tuple[int, Floats, Floats] | None,
-        *,
-        backward: bool,
-    ) -> tuple[Floats, Floats]:
-        """Start and end of a visit, after those of the stage that sends it tensors and of the device's last stage."""
-        stage, other = stages[number], stages[number + (1 if backward else -1)] if source else None
-        own = stage.backward if backward else stage.forward
-        if last is None:
-            ready = stage.first_load
-        else:
-            turned = backward and last[0] != number  # the device's last visit went back already
-            coming = self.arriving(last[0], num_stages, backward=turned)
-            ready = self.ready(last[1] + coming, last[2], stage.upload)
-        start, hop, whole = ready, self.links.hop, stage.visit_back if backward else stage.visit_forth
-        end = start + whole
-        if source is not None and other is not None:
-            start = np.maximum(ready, source[0] + hop + (other.backward if backward else other.forward))
-            end = np.maximum(start + whole, source[1] + hop + own)
-        return start, end
 
 
 def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int, boundary: int, unit: int) -> Links:

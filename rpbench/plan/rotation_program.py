@@ -15,9 +15,9 @@ bound the step by known(d) + M x (times of the layers the device still gets) + t
 left must go somewhere: the bound fails the target where the devices together have no room for them before it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,10 @@ LIMIT = 3_000_000  # partial cuts in all: less than a minute
 
 @dataclass
 class Partials:
-    """Partial cuts of the same number of stages. Tables of (cuts, up to N) have the last N stages, the latest last."""
+    """Partial cuts of the same number of stages. Tables of (up to N, cuts) have the last N stages, the latest last."""
 
     counts: Ints  # layers of each stage so far, (cuts, stages)
-    # start, end: of the forward visits, (cuts, up to N)
+    # start, end: of the forward visits, (up to N, cuts)
     start: Floats
     end: Floats
     # from_start, from_end: longest path from start and end of the backward visits to the end of the step
@@ -50,9 +50,9 @@ class Partials:
     moved: Floats  # host traffic of all stages up to each, the stage included
 
     def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Partials":
-        arrays = {name: value[chosen] for name, value in vars(self).items() if name != "last"}
+        arrays = {name: value[..., chosen] for name, value in vars(self).items() if name not in ("counts", "last")}
         last = None if self.last is None else Stage(*(column[chosen] for column in self.last))
-        return Partials(**arrays, last=last)
+        return Partials(counts=self.counts[chosen], **arrays, last=last)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -60,40 +60,39 @@ class Partials:
 
 def nothing() -> Partials:
     """One partial cut without stages."""
-    none = np.zeros((1, 0))
-    whole = np.zeros((1, 0), np.int64)
-    return Partials(whole, none, none, none, none, whole, none, None, np.zeros(1), none)
+    none, whole = np.zeros((0, 1)), np.zeros((0, 1), np.int64)
+    return Partials(whole.T, none, none, none, none, whole, none, None, np.zeros(1), none)
 
 
-def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints, counts: Ints) -> Partials:
-    """Partial cuts with one more stage: cut `chosen[i]` gets a stage of `counts[i]` layers. Misfits are dropped."""
-    old = partials.take(chosen)
+def extend(rotation: Rotation, num_stages: int, old: Partials, counts: Ints) -> tuple[Partials, npt.NDArray[np.bool_]]:
+    """Partial cuts with one more stage, the last of the `counts` of their layers; and whether that stage fits."""
     number, size = old.counts.shape[1], rotation.num_ranks
-    first = old.counts.sum(axis=1)
-    stage = rotation.stage(number, num_stages, first, first + counts)
-    full = number >= size  # then the first column is of the stage before it on its device
-    fits = rotation.fits(number, num_stages, stage, old.weights[:, 0] if full else None)
+    first = old.layers_end[-1] if number else np.zeros(len(counts), np.int64)
+    ends = first + counts[:, -1]
+    stage = rotation.stage(number, num_stages, first, ends)
+    full = number >= size  # then the first row is of the stage before it on its device
+    fits = rotation.fits(number, num_stages, stage, old.weights[0] if full else None)
     start, end = _forward(rotation, number, num_stages, old, stage)
     updates = old.updates + stage.optimizer
     from_start, from_end = _backward(rotation, number, num_stages, old, stage, updates)
-    moved = stage.traffic + (old.moved[:, -1] if number else 0.0)
+    moved = stage.traffic + (old.moved[-1] if number else 0.0)
 
-    def grown(table: Floats, column: Floats) -> Floats:
-        return np.concatenate([table[:, int(full) :], column[:, None]], axis=1)
+    def grown(table: Any, column: Any) -> Any:
+        return np.concatenate([table[int(full) :], column[None]])
 
     found = Partials(
-        np.concatenate([old.counts, counts[:, None]], axis=1),
+        counts,
         grown(old.start, start),
         grown(old.end, end),
         grown(old.from_start, from_start),
         grown(old.from_end, from_end),
-        np.concatenate([old.layers_end[:, int(full) :], (first + counts)[:, None]], axis=1),
+        grown(old.layers_end, ends),
         grown(old.weights, stage.weights),
         stage,
         updates,
         grown(old.moved, moved),
     )
-    return found if fits.all() else found.take(fits)
+    return found, fits
 
 
 def _forward(rotation: Rotation, number: int, num_stages: int, old: Partials, stage: Stage) -> tuple[Floats, Floats]:
@@ -103,11 +102,11 @@ def _forward(rotation: Rotation, number: int, num_stages: int, old: Partials, st
         ready = stage.first_load
     else:
         coming = rotation.arriving(number - rotation.num_ranks, num_stages, backward=False)
-        ready = rotation.ready(old.start[:, 0] + coming, old.end[:, 0], stage.upload)
+        ready = rotation.ready(old.start[0] + coming, old.end[0], stage.upload)
     start, end = ready, ready + stage.visit_forth
     if old.last is not None:
-        start = np.maximum(ready, old.start[:, -1] + old.last.forward + hop)
-        end = np.maximum(start + stage.visit_forth, old.end[:, -1] + hop + stage.forward)
+        start = np.maximum(ready, old.start[-1] + old.last.forward + hop)
+        end = np.maximum(start + stage.visit_forth, old.end[-1] + hop + stage.forward)
     return start, end
 
 
@@ -118,13 +117,13 @@ def _backward(
     hop = rotation.links.hop
     from_end, from_start = stage.store + updates, np.zeros(len(updates))
     if number >= rotation.num_ranks:
-        from_end = from_end + old.moved[:, 0]
+        from_end = from_end + old.moved[0]
     if old.last is not None:
-        from_end = np.maximum(from_end, hop + old.last.backward + old.from_end[:, -1])
-        from_start = stage.backward + hop + old.from_start[:, -1]
+        from_end = np.maximum(from_end, hop + old.last.backward + old.from_end[-1])
+        from_start = stage.backward + hop + old.from_start[-1]
     if number >= rotation.num_ranks:
-        before = old.from_start[:, 0]
-        upload = old.weights[:, 0] * rotation.links.load[number % rotation.num_ranks]
+        before = old.from_start[0]
+        upload = old.weights[0] * rotation.links.load[number % rotation.num_ranks]
         if rotation.prefetches:
             coming = rotation.arriving(number, num_stages, backward=True)
             from_end, from_start = np.maximum(from_end, before), np.maximum(from_start, coming + upload + before)
@@ -140,10 +139,20 @@ def whole_steps(rotation: Rotation, num_stages: int, partials: Partials) -> Floa
         number = num_stages - rotation.num_ranks + column
         place = number % rotation.num_ranks
         coming = rotation.arriving(number, num_stages, backward=False)
-        upload = partials.weights[:, column] * rotation.links.load[place]
-        ready = rotation.ready(partials.start[:, column] + coming, partials.end[:, column], upload)
-        found = np.maximum(found, ready + partials.from_start[:, column])
+        upload = partials.weights[column] * rotation.links.load[place]
+        ready = rotation.ready(partials.start[column] + coming, partials.end[column], upload)
+        found = np.maximum(found, ready + partials.from_start[column])
     return found
+
+
+def step_times(rotation: Rotation, counts: Ints) -> Floats:
+    """The modelled step of each cut, (cuts,), from its layers per stage, (cuts, stages); infinite for a misfit."""
+    num, num_stages = counts.shape
+    cuts, fits = nothing().take(np.zeros(num, np.int64)), np.ones(num, bool)
+    for number in range(num_stages):
+        cuts, fit = extend(rotation, num_stages, cuts, counts[:, : number + 1])
+        fits &= fit
+    return np.where(fits, whole_steps(rotation, num_stages, cuts), np.inf)
 
 
 class Bounds:
@@ -164,7 +173,7 @@ class Bounds:
     def may_beat(self, partials: Partials, target: float) -> npt.NDArray[np.bool_]:
         """Whether a completion may have a shorter step than the target."""
         known, size, target = partials.counts.shape[1], self.rotation.num_ranks, target * (1 - TOLERANCE)
-        done = partials.layers_end[:, -1]
+        done = partials.layers_end[-1]
         room, time, fine = np.zeros(len(partials)), np.zeros(len(partials)), self._chained(partials) <= target
         for place in range(size):
             number = known - 1 - (known - 1 - place) % size  # the device's latest stage; below 0: none yet
@@ -187,35 +196,35 @@ class Bounds:
         """A bound from one stage with all its microbatches: the stages behind it run forward and backward once."""
         column = self._column(partials, number)
         behind = (
-            self._below[-1] - self._below[partials.layers_end[:, column]] + self._head * (number < self.num_stages - 1)
+            self._below[-1] - self._below[partials.layers_end[column]] + self._head * (number < self.num_stages - 1)
         )
         hops = 2 * self.rotation.links.hop * (self.num_stages - 1 - number)
-        return partials.end[:, column] + behind + hops + partials.from_start[:, column]
+        return partials.end[column] + behind + hops + partials.from_start[column]
 
     def _chained(self, partials: Partials) -> Floats:
         """A bound from the stages to come: one microbatch passes all of them, all microbatches pass the longest."""
         latest, hop, more = partials.last, self.rotation.links.hop, self.rotation.num_microbatches - 1
         assert latest is not None
-        done, num_left = partials.layers_end[:, -1], self.num_stages - partials.counts.shape[1]
+        done, num_left = partials.layers_end[-1], self.num_stages - partials.counts.shape[1]
         largest = np.ceil((self.rotation.num_layers - done) / num_left)
         forth = np.maximum(self.rotation.head[0], largest * self._least_forth[done])
         back = np.maximum(self.rotation.head[1], largest * self._least_back[done])
         once = self._below[-1] - self._below[done] + self._head + 2 * hop * num_left
-        ends = partials.start[:, -1] + latest.forward + latest.backward + partials.from_end[:, -1]
+        ends = partials.start[-1] + latest.forward + latest.backward + partials.from_end[-1]
         return ends + once + more * (forth + back)
 
     def _committed(self, partials: Partials, number: int, upcoming: int) -> Floats:
         """The part of a step that a device cannot give to layers still to come."""
         size, hop, latest = self.rotation.num_ranks, self.rotation.links.hop, partials.last
-        done, between = partials.layers_end[:, -1], upcoming - partials.counts.shape[1]
+        done, between = partials.layers_end[-1], upcoming - partials.counts.shape[1]
         assert latest is not None
         forth, back = self._least_forth[done], self._least_back[done]
-        before = partials.start[:, -1] + latest.forward + hop + between * (forth + hop)
-        behind = partials.from_end[:, -1] + latest.backward + hop + between * (back + hop)
+        before = partials.start[-1] + latest.forward + hop + between * (forth + hop)
+        behind = partials.from_end[-1] + latest.backward + hop + between * (back + hop)
         if number >= 0:
             column = self._column(partials, number)
-            before = np.maximum(before, partials.end[:, column])
-            behind = np.maximum(behind, partials.from_start[:, column])
+            before = np.maximum(before, partials.end[column])
+            behind = np.maximum(behind, partials.from_start[column])
         found, least = before + behind, self._least[done]
         num_behind = (self.num_stages - 1 - upcoming) % size  # stages after the device's last one
         if not num_behind:
@@ -224,20 +233,20 @@ class Bounds:
 
     def _layers(self, partials: Partials, number: int, free: Floats, target: float) -> Floats:
         """Most layers that a device can still get: they take its time, and their weights take its link."""
-        done = partials.layers_end[:, -1]
+        done = partials.layers_end[-1]
         work = self.rotation.num_microbatches * self._least[done]
         if number < 0:
             return _whole(free, work)
         column, load = self._column(partials, number), self.rotation.links.load[number % self.rotation.num_ranks]
-        moved, own = 2 * self._lightest[done] * load, partials.weights[:, column] * load
+        moved, own = 2 * self._lightest[done] * load, partials.weights[column] * load
         if self.rotation.prefetches:
-            path, each = partials.start[:, column] + partials.from_start[:, column], moved
+            path, each = partials.start[column] + partials.from_start[column], moved
         else:
-            path, each = partials.end[:, column] + partials.from_start[:, column], moved + work
+            path, each = partials.end[column] + partials.from_start[column], moved + work
         return np.minimum(_whole(free, work), _whole(target - path - own, each))
 
     def _column(self, partials: Partials, number: int) -> int:
-        return number - (partials.counts.shape[1] - partials.start.shape[1])
+        return number - (partials.counts.shape[1] - len(partials.start))
 
 
 def _least_behind(layers: Floats) -> Floats:
@@ -281,11 +290,11 @@ def _descend(rotation: Rotation, num_stages: int) -> tuple[tuple[int, ...], floa
     if not starts:
         return None
     table = np.array(starts)
-    steps = rotation.step_times(table)
+    steps = step_times(rotation, table)
     counts, step = table[steps.argmin()], steps.min()
     while True:
         table = _moves(counts)
-        steps = rotation.step_times(table) if len(table) else np.array([np.inf])
+        steps = step_times(rotation, table) if len(table) else np.array([np.inf])
         if not steps.min() < step * (1 - TOLERANCE):
             return tuple(counts.tolist()), float(step)
         counts, step = table[steps.argmin()], steps.min()
@@ -323,18 +332,19 @@ def _branch(rotation: Rotation, num_stages: int, target: float, limit: int) -> t
                 best, target = tuple(grown.counts[steps.argmin()].tolist()), float(steps.min())
             continue
         grown = grown.take(bounds.may_beat(grown, target))
-        promise = np.argsort(-(grown.end[:, -1] + grown.from_start[:, -1]), kind="stable")
+        promise = np.argsort(-(grown.end[-1] + grown.from_start[-1]), kind="stable")
         stack += [grown.take(promise[first : first + BATCH]) for first in range(0, len(grown), BATCH)]
     return best, target, looked
 
 
 def _grow(rotation: Rotation, num_stages: int, partials: Partials) -> Partials:
-    """Every partial cut with every size of its next stage that leaves a layer for each later stage but the last."""
+    """Every partial cut with every next stage that fits and leaves a layer for each later stage but the last."""
     number = partials.counts.shape[1]
-    left = rotation.num_layers - partials.counts.sum(axis=1)
-    if number == num_stages - 1:
-        return extend(rotation, num_stages, partials, np.arange(len(partials)), left)
-    most = left - (num_stages - 2 - number)
-    chosen = np.repeat(np.arange(len(partials)), np.maximum(most, 0))
-    sizes: Sequence[Ints] = [np.arange(1, each + 1) for each in most.tolist()]
-    return extend(rotation, num_stages, partials, chosen, np.concatenate([np.zeros(0, np.int64), *sizes]))
+    own = left = rotation.num_layers - partials.counts.sum(axis=1)
+    if number < num_stages - 1:
+        most = left - (num_stages - 2 - number)
+        partials = partials.take(np.repeat(np.arange(len(partials)), np.maximum(most, 0)))
+        own = np.concatenate([np.zeros(0, np.int64), *(np.arange(1, each + 1) for each in most.tolist())])
+    counts = np.concatenate([partials.counts, own[:, None]], axis=1)
+    found, fits = extend(rotation, num_stages, partials, counts)
+    return found if fits.all() else found.take(fits)

@@ -114,10 +114,10 @@ def mobius_step(case: Case, basis: Basis) -> Terms:
 
 def mobius_jobs(case: Case) -> Jobs:
     num, complexes = case.settings.chunks.num, devices_per_complex(case.basis)
-    return Jobs(_mobius_cut(case), case.num_devices, num, 1, 1, False, bound=True, devices_per_complex=complexes)
+    return Jobs(mobius_cut(case), case.num_devices, num, 1, 1, False, bound=True, devices_per_complex=complexes)
 
 
-def _mobius_cut(case: Case) -> Partition:
+def mobius_cut(case: Case) -> Partition:
     """The artifact's cut for eight devices; elsewhere stages of equal numbers of layers, about one each."""
     devices, layers = case.num_devices, case.model.num_layers
     if devices == 8 and case.model.published_name:

@@ -77,7 +77,7 @@ def test_steps_of_replicas_go_on_as_the_simulated_calls_do():
     computing = found.why["computation"] + found.why["recomputation"]
     assert computing == pytest.approx(predicted.terms["computation"], rel=0.07)
     size = found.case.settings.microbatch_sequences
-    run_s = terms_of_run(found.case, machine("8x_rtx4090"), SYSTEMS["zero-2"], size, round(8 * size)).times(size)
+    run_s = terms_of_run(found.case, machine("8x_rtx4090"), size, round(8 * size)).times(size)
     layers = sum(run_s.forward) + sum(run_s.backward) + run_s.head_forward + run_s.head_backward
     assert found.why["computation"] == pytest.approx(calls * float(layers), rel=1e-6), (
         "32 calls, of which few are timed"

@@ -24,7 +24,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.plan import choose
 from rpbench.plan.mobius import _rotates, pose_rotation
 from rpbench.plan.problem import Problem
-from rpbench.plan.rotation_program import solve
+from rpbench.plan.rotation_program import solve, step_times
 from rpbench.registry import entry
 from rpbench.run.assemble import pose
 from rpbench.workload.architecture import Architecture
@@ -66,7 +66,7 @@ def test_what_fits_the_program_is_what_fits_the_verdict(prefetch, num_steps):
     verdicts = []
     for number in (3, 6, 8):
         cuts = random_cuts(number, 6)
-        fits = np.isfinite(pose_rotation(problem)[0].step_times(np.array(cuts)))
+        fits = np.isfinite(step_times(pose_rotation(problem)[0], np.array(cuts)))
         verdicts += fits.tolist()
         assert fits.tolist() == [not evaluate(problem, symmetric(cut), method="given").infeasible for cut in cuts]
     assert len(set(verdicts)) == 2
@@ -95,7 +95,7 @@ def test_its_own_step_is_near_the_simulated_one_and_no_longer_than_of_even_cuts(
     program = solve(rotation, numbers)
     assert choose("mobius", problem).partition.forward == program.counts
     for number in (3, 6, 9, 12):
-        assert program.step <= rotation.step_times(np.array([split_evenly(12, number)]))[0] * (1 + 1e-9)
+        assert program.step <= step_times(rotation, np.array([split_evenly(12, number)]))[0] * (1 + 1e-9)
     simulated = evaluate(problem, symmetric(program.counts), method="mobius").makespan
     assert program.step == pytest.approx(simulated, rel=0.15)
 
@@ -106,7 +106,8 @@ def test_published_layers_on_the_4090s_are_timed_within_two_percent():
     rotation, _ = pose_rotation(problem)
     cuts = [split_evenly(32, number) for number in (8, 16, 24, 32)] + [solve(rotation, (16,)).counts]
     for cut in cuts:
-        own, simulated = rotation.step_times(np.array([cut]))[0], evaluate(problem, symmetric(cut), method="x").makespan
+        (own,) = step_times(rotation, np.array([cut]))
+        simulated = evaluate(problem, symmetric(cut), method="x").makespan
         assert own == pytest.approx(simulated, rel=0.02)
 
 
@@ -130,7 +131,7 @@ def test_the_page_says_how_far_model_and_simulation_are_apart_and_who_wins(words
     cuts = {name: choice.partition.forward for name, choice in chosen.items()}
     for name, cut in (*cuts.items(), *((n, split_evenly(problem.num_layers, n)) for n in numbers[:-1])):
         steps[name] = evaluate(problem, symmetric(cut), method="x").makespan
-        assert rotation.step_times(np.array([cut]))[0] == pytest.approx(steps[name], rel=0.026)
+        assert step_times(rotation, np.array([cut]))[0] == pytest.approx(steps[name], rel=0.026)
     assert chosen["mobius"].proven
     assert steps["mobius"] <= min(steps.values()) * (1 + 1e-9)
 

@@ -9,7 +9,7 @@ import pytest
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.plan.rotation import Links, Rotation, share_links
-from rpbench.plan.rotation_program import _descend, _moves, _plain, solve
+from rpbench.plan.rotation_program import _descend, _moves, _plain, solve, step_times
 
 LAYERS = 9
 
@@ -128,7 +128,7 @@ def test_a_step_is_that_of_its_microbatches_one_by_one(seed):
     rotation = drawn(seed)
     for number in range(rotation.num_ranks, 9):
         cut = cuts_of(seed, number)
-        found = rotation.step_times(np.array([cut, cut]))
+        found = step_times(rotation, np.array([cut, cut]))
         assert found.tolist() == pytest.approx([reference(rotation, cut)] * 2)
 
 
@@ -147,7 +147,7 @@ def test_a_cut_fits_if_its_fullest_visit_does(seed, repeats, weights_alone):
         cut = cuts_of(seed, number)
         most = peak(rotation, cut)
         fits = [
-            np.isfinite(replace(rotation, limit_bytes=limit).step_times(np.array([cut]))[0])
+            np.isfinite(step_times(replace(rotation, limit_bytes=limit), np.array([cut]))[0])
             for limit in (most - 1, most)
         ]
         assert fits == [False, True]

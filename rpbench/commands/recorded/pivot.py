@@ -1,16 +1,11 @@
 """`pivot`: one value of runs by two of their keys, for a terminal, or as CSV, LaTeX or HTML."""
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
-
-import numpy
-import pyarrow as pa
-import pyarrow.compute
 
 from rpbench.commands.recorded.store import latex_table, option_values, options_of, table
 from rpbench.records import record
@@ -157,21 +152,17 @@ def _unlike_runs(frame: Any, cells: Any) -> Any:
     The texts are compared in pieces, `"key": value`. Of the runs of a cell with the same keys and names they are the
     first, and for every piece the first that has another.
     """
+    key = cache(lambda piece: piece if '"name": ' in piece else piece.rpartition(": ")[0] or piece)
     texts = frame["config"].fillna("{}") + ", " + frame["choices"].fillna("{}")
-    split = pa.compute.split_pattern(pa.array(texts.tolist(), pa.string()), ", ")
-    pieces = split.flatten().dictionary_encode()
-    keys = [text if '"name": ' in text else text.rpartition(": ")[0] or text for text in pieces.dictionary.to_pylist()]
-    values = pieces.indices.to_numpy()
-    shapes = numpy.unique(keys, return_inverse=True)[1][values]
-    alike = defaultdict(list)
-    for place, (cell, (begin, end)) in enumerate(zip(cells, pairwise(split.offsets.to_pylist()), strict=True)):
-        alike[cell, shapes[begin:end].tobytes()].append((place, values[begin:end]))
-    found = set()
-    for runs in alike.values():
-        places, rows = zip(*runs, strict=True)
-        unlike = numpy.stack(rows) != rows[0]
-        found |= {places[0], *(places[first] for first in unlike[:, unlike.any(axis=0)].argmax(axis=0))}
-    return frame.iloc[sorted(found)]
+    found, alike = list[int](), dict[tuple[Any, ...], tuple[list[str], set[int]]]()
+    for place, (cell, text) in enumerate(zip(cells, texts, strict=True)):
+        pieces = text.split(", ")
+        first, known = alike.setdefault((cell, *map(key, pieces)), (pieces, set()))
+        unlike = {at for at, (one, other) in enumerate(zip(first, pieces, strict=True)) if one != other}
+        if first is pieces or unlike - known:
+            found.append(place)
+            known |= unlike
+    return frame.iloc[found]
 
 
 def _records(frame: Any) -> list[Record]:

@@ -4,11 +4,10 @@ The count comes from a replay in which every computation takes one slot and tran
 the order alone. A device holds one more if a transfer is still under way when the next forward begins.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from rpbench.ir.action import Kind
-from rpbench.ir.checks.deadlock import Producers, slots_of
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Weights
 
@@ -71,19 +70,18 @@ def prefetch_depth(schedule: Schedule) -> int:
     return most - 1 if most else 1
 
 
-def resident_levels(index: Index, producers: Producers) -> list[set[tuple[int, ...]]]:
+def resident_levels(index: Index, starts: Sequence[int], ends: Sequence[int]) -> list[set[tuple[int, ...]]]:
     """Per device, how many microbatches of each stage it holds at any one time, every combination once.
 
     A forward and a LOAD:A take room as they begin. A backward makes room as it ends, and so does the FREE:A behind a
-    STORE:A. A partner named as peer holds activations from the STORE:A to the LOAD:A. ScheduleError if the schedule
-    cannot run.
+    STORE:A. A partner named as peer holds activations from the STORE:A to the LOAD:A. `starts` and `ends` are the slots
+    of every action (`rpbench.ir.checks.deadlock.slots_of`).
     """
-    return _levels(index, sorted(_changes(index, producers)))
+    return _levels(index, sorted(_changes(index, starts, ends)))
 
 
-def hosted_levels(index: Index, producers: Producers) -> list[set[tuple[int, ...]]]:
+def hosted_levels(index: Index, starts: Sequence[int], ends: Sequence[int]) -> list[set[tuple[int, ...]]]:
     """The same for the activations of each device that wait on the host, from their STORE:A to the end of LOAD:A."""
-    starts, ends = slots_of(index, producers)
     changes = [
         (starts[at], 1, device, action.stage) if action.kind is Kind.STORE else (ends[at], -1, device, action.stage)
         for device, _, first, stop in index.lanes
@@ -106,9 +104,8 @@ def _levels(index: Index, changes: Iterable[tuple[int, int, int, int]]) -> list[
     return found
 
 
-def _changes(index: Index, producers: Producers) -> Iterator[tuple[int, int, int, int]]:
+def _changes(index: Index, starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
     """(slot, change, device, stage); sorted, the releases of a slot come before what takes room in it."""
-    starts, ends = slots_of(index, producers)
     for device, lane, first, stop in index.lanes:
         for action, begin, end in zip(index.actions[first:stop], starts[first:stop], ends[first:stop], strict=True):
             for part in action.sub or (action,):
