@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import math
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,6 +93,7 @@ class Entry:
     # with `whole_microbatches`, the options under which weights come from other devices for every visit, during
     # another computation; None for a method whose weights never do
     gathers: Mapping[str, Any] | None = None
+    broken: str = ""  # why the user's file cannot be imported: `entry` raises it, and `entries` leaves it out
 
     def __post_init__(self) -> None:
         for name in (*self.searched, *(self.late or ()), *(self.halved or ()), *(self.gathers or ())):
@@ -222,11 +224,11 @@ def entries() -> Mapping[str, Entry]:
     Raises ValueError for an installed package's module that cannot be imported; a user's broken file is left out, with
     a line on stderr.
     """
-    return _entries_without_extra(_files())
+    return _usable_entries(_files())
 
 
 def offered() -> Mapping[str, Entry]:
-    """Every registered schedule by name, with those that need an extra; ValueError as of `entries`."""
+    """Every schedule that can be named, also one that needs an extra or is broken; ValueError as of `entries`."""
     return _entries_of(_files())
 
 
@@ -235,8 +237,9 @@ def _files() -> tuple[Path, ...]:
 
 
 @cache
-def _entries_without_extra(files: tuple[Path, ...]) -> Mapping[str, Entry]:
-    return MappingProxyType({name: each for name, each in _entries_of(files).items() if each.extra is None})
+def _usable_entries(files: tuple[Path, ...]) -> Mapping[str, Entry]:
+    found = _entries_of(files).items()
+    return MappingProxyType({name: each for name, each in found if each.extra is None and not each.broken})
 
 
 @cache
@@ -252,15 +255,17 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
     for name, each in list(_entries.items()):  # drops those of folders that are no longer in use
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
             del _entries[name]
+    broken: dict[str, Entry] = {}
     for path in files:
         try:
             modules.add(_imported(path))
         except ValueError as error:
             print(f"rpbench: left out: {plain(str(error))}", file=sys.stderr)
+            broken |= {name: Entry(name, str(path), Schedule, broken=str(error)) for name in _names_in(path)}
     for point in entry_points(group=GROUP):
         load = partial(importlib.import_module, point.value)
         modules.add(_checked(f"entry point {point.name} of {GROUP}", load).__name__)
-    found = {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
+    found = broken | {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
     return MappingProxyType(dict(sorted(found.items())))
 
 
@@ -270,6 +275,11 @@ FRAMES = 8  # calls that are shown of an error in a user's file
 
 def _module_of(path: Path) -> str:
     return f"{_OWN}{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
+
+
+def _names_in(path: Path) -> set[str]:
+    """The names under which a file that cannot be imported is asked for: its own, and those that it registers."""
+    return {path.stem, *re.findall(r"""@schedule\(\s*["']([^"']+)""", path.read_text(errors="replace"))}
 
 
 def _imported(path: Path) -> str:
@@ -323,8 +333,13 @@ def sources(found: Entry) -> list[Path]:
 
 
 def entry(name: str) -> Entry:
-    """The schedule of that name; ValueError with the nearest known name, or the new name of a renamed schedule."""
+    """The schedule of that name; ValueError with the nearest known name, or the new name of a renamed schedule.
+
+    Raises GeneratorError if its file cannot be imported.
+    """
     known = offered()
+    if name in known and (why := known[name].broken):
+        raise GeneratorError(why)
     if name in known:
         return known[name]
     if name in RENAMED:

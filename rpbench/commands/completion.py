@@ -26,6 +26,8 @@ def listed(what: str) -> Iterator[dict[str, str]]:
     """Name and one line about each option of a list (`rpbench.commands.usages.LISTS`); the user's own have a `path`."""
     if what == "schedules":
         for name, entry in registry.offered().items():
+            if entry.broken:
+                continue
             found = registry.sources(entry)
             yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
     for path in files_of(LISTS[what]):

@@ -90,12 +90,17 @@ def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> P
 
 
 def _seeds(problem: Problem) -> list[Partition]:
-    """The partitions from which `search` starts: greedy, and published and even if they exist."""
+    """The partitions from which `search` starts: greedy, and published, even and Mobius's if they exist."""
     seeds = [plan_greedy(problem)]
     if problem.published is not None and _fits(problem, problem.published):
         seeds.append(problem.published)
     with suppress(ValueError):
         seeds.append(plan_even(problem))
+    if problem.entry.lower is not None and problem.traffic is not None:
+        from rpbench.plan.mobius import plan_mobius
+
+        with suppress(ValueError):  # stages that do not stream in rotation, or no cut that fits
+            seeds.append(plan_mobius(problem)[0])
     return seeds
 
 

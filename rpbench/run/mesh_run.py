@@ -12,7 +12,7 @@ from rpbench.mesh.exact import as_fitted, mesh_times, under_mesh, with_cut
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import bytes_of_order, device_memory, fullest, mesh_sizes
 from rpbench.mesh.ordered_step import Step, simulate_step
-from rpbench.mesh.plan_search.smallest_change import smallest_change
+from rpbench.mesh.plan_search.smallest_change import Change, smallest_change
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
@@ -136,7 +136,9 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
         "verdict": found.answer,
     }
     if most.lacks:  # as on one host; the verdict says whether by more than the error of the count
-        facts |= {"status": "infeasible", "reason": found.reason, "smallest_change": _smallest_change(job, step)}
+        change = _smallest_change(job, step, most.lacks)
+        reason = found.reason if change is None else f"{found.reason}; it {change}"
+        facts |= {"status": "infeasible", "reason": reason, "smallest_change": change and change.plain()}
         return Outcome({**facts, "evidence": evidence})
     fields = measure(
         step.sharded, step.timeline, step.costs, switch_after_last_forward=request.entry.switch_after_last_forward
@@ -151,8 +153,11 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
     return Outcome({**facts, **fields, **more, "evidence": evidence, "reason": found.reason}, step.timeline)
 
 
-def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
-    """The smallest change that makes a run fit, for stages dealt round-robin; None where it is unknown."""
+def _smallest_change(job: Job, step: Step, lacks_bytes: float) -> Change | None:
+    """The smallest change that makes a run fit, for stages dealt round-robin; None where it is unknown.
+
+    It is judged by orders without costs; `lacks_bytes` are those of the order that runs.
+    """
     chunks, rest = divmod(step.order.shape.num_stages, job.mesh.pipeline)
     if rest:
         return None
@@ -160,4 +165,4 @@ def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
         change = smallest_change(replace(job, chunks=chunks, cut=()))
     except ValueError:  # an order that other sizes do not have
         return None
-    return change.plain() if change else None
+    return change and replace(change, lacks_bytes=lacks_bytes)

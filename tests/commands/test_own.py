@@ -226,6 +226,12 @@ def test_a_broken_schedule_file_stops_only_itself(rpbench, place):
     assert told.count(f"left out: {broken}, line 9: ZeroDivisionError") == 1  # of one process
     status, rows, err = rpbench("--config-dir", "place", "schedule=half_read", *SMALL)
     assert (status, rows) == (2, [])
+    status, (row,), err = rpbench("--config-dir", "place", "-m", "schedule=1f1b,half_read,broken", *SMALL)
+    assert (status, row["schedule"]) == (1, "1f1b")
+    assert "2 (schedule=broken num_devices=2 num_microbatches=2): " + f"{broken}, line 9: ZeroDivisionError" in err
+    assert "broken.py, line 9, in f: return 1 / 0" in err
+    assert "3 cells: 1 done, 2 failed" in err
+    assert not {"broken", "half_read"} & {row["name"] for row in rpbench("list", "schedules", "--config-dir=place")[1]}
     broken.write_text(own.replace("own_order", "half_read"))
     registry._entries_of.cache_clear()  # as a new process
     assert rpbench("--config-dir", "place", "schedule=half_read", *SMALL)[0] == 0

@@ -1,6 +1,7 @@
 """Requests with a mesh: one of ones changes nothing, every schedule runs, what cannot be is refused with a way out."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -125,12 +126,15 @@ def test_the_head_of_a_v_stands_on_the_first_rank():
     assert found["memory_bytes"]["activations"] > 0  # logits are among them
 
 
-def test_a_run_that_does_not_fit_says_so_and_gives_no_pace():
-    found = fields_of("schedule=gpipe", "model=llama3_70b", "cluster=dgx_h100", "num_devices=16", "mesh.data=2")
+@pytest.mark.parametrize("name", ["gpipe", "zb_v"])  # the order of the second depends on times
+def test_a_run_that_does_not_fit_says_so_and_the_way_out_and_gives_no_pace(name):
+    sizes = ("model=llama3_70b", "cluster=dgx_h100", "num_devices=16", "mesh.data=2")
+    found = fields_of(f"schedule={name}", *sizes)
     assert (found["status"], found["verdict"]) == ("infeasible", "oom")
     assert found["tokens_per_s"] is None
-    assert "GB" in found["reason"]
-    assert found["smallest_change"]
+    needed, room, lacks = map(float, re.findall(r"([\d.]+) GB", found["reason"])[:3])
+    assert lacks == pytest.approx(needed - room, abs=0.2)
+    assert found["reason"].endswith(f"; it {found['smallest_change']['text']}")
 
 
 def test_a_schedule_is_shown_without_a_mesh():

@@ -168,6 +168,19 @@ def test_layers_that_are_made_again_one_by_one_keep_their_inputs_and_run_one_at_
         assert made[0].tolist() == [again * layers[2 * rank].activations for rank in range(4)]
 
 
+@pytest.mark.parametrize("segments", [1, 2, 4])
+def test_an_action_on_a_segment_holds_its_tokens_of_everything_that_is_made_again(segments):
+    """p - s + k - 1 of them are in flight. Their inputs by layer were counted as those of whole microbatches."""
+    layers = tuple(layer._replace(inputs=20) for layer in LAYERS)
+    sizes = replace(SIZES, layers=layers, keeps_activations=False, working=80)
+    order = entry("seq1f1b").build(Shape(4, 4, 8), num_segments=segments).with_partition(symmetric((2,) * 4))
+    for rank, found in enumerate(classes_of(order, sizes, [99] * 4)):
+        assert found["kept stage inputs"] == (4 - rank + segments - 1) * 2 * 20 / segments
+        assert found["recomputed activations"] == min(8000, (4 * rank + 3) * 1000) / segments
+        assert found["logits"] == (rank == 3) * 400 / segments
+        assert found["working set"] == 80 / segments
+
+
 def test_what_a_backward_needs_besides_is_on_every_device():
     found = classes_of(built("1f1b", 4, 4), replace(SIZES, working=55), [0] * 4)
     assert [each["working set"] for each in found] == [55] * 4

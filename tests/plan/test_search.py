@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from problems import MODELS, SCHEDULES, load, published, random_problems, small, uniform
 from spared import spared
 
+from rpbench.config.loading import load as request_of_words
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.search import _space, _terms, plan_search
+from rpbench.run.assemble import pose
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import build_graph
 
@@ -113,6 +115,27 @@ def test_a_small_budget_still_times_every_seed():
     assert best.makespan < hurried.makespan <= plan("greedy", problem).makespan
     # A good partition that is handed in is not lost.
     assert plan("search", replace(problem, published=best.partition), budget=1).makespan == best.makespan
+
+
+ON_FOUR = ("cost=analytic", "num_devices=4", "num_steps=3")
+
+
+@pytest.mark.parametrize(
+    "method, words",
+    [
+        # Two steps, with which cuts are compared, are faster than greedy's, and three are slower.
+        (
+            "greedy",
+            ("schedule=zb_auto", "model=llama31_8b", "cluster=dgx_h100", "num_microbatches=6", "recompute=none",
+             "workload.microbatch_sequences=1"),
+        ),
+        # 15 stages, which no number on each device makes.
+        ("mobius", ("schedule=mobius", "model=qwen3_1p7b", "cluster=8x_rtx4090", "num_microbatches=8")),
+    ],
+)  # fmt: skip
+def test_no_run_is_longer_than_with_a_cut_that_the_search_starts_from(method, words):
+    problem = pose(request_of_words([*words, *ON_FOUR]))
+    assert plan("search", problem).makespan <= plan(method, problem).makespan
 
 
 def test_steps_that_overlap_are_planned_for_their_steady_state():

@@ -103,7 +103,6 @@ class Footprint:
         self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
         self._tensor_shards = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._along_sequence = schedule.shape.sequence_parallel
-        self._segments = 1 if schedule.shape.tensor_parallel else schedule.shape.num_parts  # of every sequence
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shards = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
@@ -125,7 +124,11 @@ class Footprint:
 
     def _take(self, sizes: ModelBytes) -> None:
         self._per_trained = sizes.summed_bytes // BYTES_PER_VALUE  # of a gradient over those of its weight
-        self._sizes = sizes = sizes.under(self._schedule).added_up
+        sizes = sizes.under(self._schedule).added_up
+        shape = self._schedule.shape
+        if shape.num_parts > 1 and not shape.tensor_parallel:  # an action runs a segment of every sequence
+            sizes = sizes.of_part(1 / shape.num_parts)
+        self._sizes = sizes
         self._embedding, self._head = np.array([sizes.embedding, sizes.head])
         below = np.zeros((1, len(LayerSize._fields)), np.int64)
         self._most_activations = max(layer.activations for layer in sizes.layers)
@@ -323,7 +326,7 @@ class Footprint:
             inputs = self._moments_in_flight[1].peaks(np.maximum(stages.inputs, boundary))
             again = np.minimum(again, self._most_activations)
         else:
-            inputs = np.tile(-(-self._in_flight * boundary // self._segments), (*plans, 1)).astype(np.int64)
+            inputs = np.tile(self._in_flight * boundary, (*plans, 1)).astype(np.int64)
         logits = self._sizes.logits * held[again.shape[-1] - 1]
         if self._num_head_shards:
             logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
@@ -346,7 +349,7 @@ class Footprint:
             parts = sizes.until_weights, sizes.logits_until_weights, *((0.0,) if in_halves else ())
             levels = levels_of(self._analysis, sizes.each, parts)
             own = slice(-num_stages, None) if in_halves else slice(num_stages)
-            self._known_moments.append(Moments([each / self._segments for each in levels]))
+            self._known_moments.append(Moments(levels))
             self._known_moments.append(Moments([each[:, own] for each in levels]))
         return self._known_moments
 

@@ -116,17 +116,19 @@ class ModelBytes:
         """The sizes for every microbatch of a step, in proportion to its tokens; only these if all are equal."""
         if not self.each:
             return (self,)
-        found = dict[float, ModelBytes]()
-        for part in set(self.each):
-            changed: dict[str, Any] = {
-                name: round(getattr(self, name) * part) for name in ("working", "boundary", "logits", "logits_chunk")
-            }
-            layers = tuple(
-                layer._replace(activations=round(layer.activations * part), inputs=round(layer.inputs * part))
-                for layer in self.layers
-            )
-            found[part] = replace(self, layers=layers, each=(), **changed)
+        found = {part: replace(self.of_part(part), each=()) for part in set(self.each)}
         return tuple(found[part] for part in self.each)
+
+    def of_part(self, part: float) -> "ModelBytes":
+        """The sizes for that part of a microbatch's tokens."""
+        changed: dict[str, Any] = {
+            name: round(getattr(self, name) * part) for name in ("working", "boundary", "logits", "logits_chunk")
+        }
+        layers = tuple(
+            layer._replace(activations=round(layer.activations * part), inputs=round(layer.inputs * part))
+            for layer in self.layers
+        )
+        return replace(self, layers=layers, **changed)
 
 
 @dataclass(frozen=True)

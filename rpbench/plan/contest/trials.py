@@ -318,6 +318,21 @@ class Trials:
         self.num_timed += 1
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
+    def in_full(self, setting: Setting, cut: Partition) -> Tried | None:
+        """A cut of a posed problem timed with all steps; None if it was timed with as many, or no order takes it.
+
+        A number of stages that no number on each device makes is none of the setting's, and timed as well.
+        """
+        chunks, rest = divmod(len(cut.forward), self.terms.num_devices)
+        of_cut = setting
+        if setting.chunks_per_device is not None:
+            of_cut = setting.changed("chunks_per_device", None if rest else chunks)
+        if not rest and self._num_steps(of_cut) == self._num_steps(of_cut, all_steps=True):
+            return None
+        with suppress(ValueError):
+            return self._timed(of_cut, cut, all_steps=True)
+        return None
+
     def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
         """The frame of few steps for a cut; None: the best cut found for the setting."""
         return self.frames.of(setting, cut or self.tried[setting].cut, self._num_steps(setting))
