@@ -443,7 +443,7 @@ def _export(plan: Tuned, command: str, terms: Terms, names: Sequence[str]) -> st
             continue
         shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
         # Methods that move states keep these words: without them nothing is sharded, and other plans fit.
-        left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")
+        left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=", "prefetch=")
         words = [word for word in shown.split(" ") if not word.startswith(left_out)]
         return " ".join([*words, f"format={EXPORTS[framework]}"])
     return None

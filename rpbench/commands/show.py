@@ -76,6 +76,11 @@ def _exported(assembled: Assembled, request: Request, form: str) -> str:
         known["notes"] += (f"the plan multiplies in {mesh.precision}: ask the framework for it, this is bf16",)
     if assembled.model is not None:
         known["notes"] += tuple(_learning(assembled.model))
+        if lengths := request.workload.lengths:
+            known["notes"] += (
+                f"the plan is for sequences of {min(lengths)} to {max(lengths)} tokens, in their order; padded to "
+                f"{assembled.model.seq_len}, they take longer and may not fit",
+            )
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
         known["optimizer_bits"] = assembled.model.optimizer_bits
     options = request.schedule.options

@@ -34,13 +34,20 @@ def test_rows_are_plain_runs_with_these_lengths(rpbench, tmp_path):
     assert paces == sorted(paces, reverse=True)
 
 
-def test_layers_that_run_again_are_those_of_the_run(rpbench):
+def test_layers_that_run_again_are_those_of_the_run_and_of_the_export(rpbench, capsys):
     """The largest microbatch of the search is on every device at once; its own leave room for more layers."""
     sizes = ("num_layers=26", "hidden=1024", "heads=8", "vocab=8000", "gpu=rtx3090", "num_devices=3", "schedules=1f1b")
     words = (*sizes, "device_memory_bytes=5.5e9", "lengths=[2048,512,512,300,1024,64,2048,700]", "seconds=1")
     (row,) = advise_on(words, io.StringIO())["ranking"]
     _, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
-    assert row["options"]["kept_layers"] == record["kept_layers"]
+    kept = row["options"]["kept_layers"]
+    assert kept == record["kept_layers"]
+    assert "-".join(map(str, kept)) == row["options"]["partition"]  # nothing runs again
+    capsys.readouterr()
+    assert dispatch(shlex.split(row["export"])[3:]) == 0
+    text = capsys.readouterr().out
+    assert 'mode = "none"' in text
+    assert "sequences of 64 to 2048 tokens, in their order" in text
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "seq1f1b"])

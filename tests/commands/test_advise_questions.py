@@ -2,11 +2,15 @@
 
 import io
 import shlex
+from dataclasses import replace
 
 import pytest
 from small_machines import EIGHT_LAYERS, NODES, TWO_CARDS
 
+from rpbench.advice.machine_figures import described
 from rpbench.commands.advising.advise import advise_on
+from rpbench.commands.advising.advise_questions import spelled_machine
+from rpbench.cost.hardware.machine import machine
 
 
 def test_two_contenders_lie_beside_each_other_by_causes(capsys):
@@ -82,13 +86,22 @@ def test_a_method_that_takes_no_size_is_said_to_be_refused_and_not_to_be_too_lar
     assert f"megatron_tp ({row['why']})" in people.getvalue()
 
 
+def test_a_method_without_a_mesh_is_not_told_to_change_a_batch_that_divides():
+    """Tensor groups stay in a node, here of four devices; it was told to take a multiple of the devices."""
+    words, why = [*EIGHT_LAYERS, *NODES, "schedules=megatron_tp"], "with these methods and tensor groups of at most 4;"
+    (row,) = advise_on([*words, "max_seq_len=yes"], io.StringIO())["limits"]
+    assert why in row["why"]
+    with pytest.raises(ValueError, match=why):
+        advise_on(words, io.StringIO())
+
+
 def test_limits_for_a_framework_are_those_of_what_it_runs():
     words = [*TWO_CARDS, "batch=max", "runs_in=FSDP2"]
     found = advise_on([*words, "schedules=1f1b,zero_2,zero_3"], io.StringIO())["limits"]
     assert {row["schedule"] for row in found} == {"zero_2", "zero_3"}
-    for machine in (TWO_CARDS, (*EIGHT_LAYERS, *(word for word in NODES if not word.startswith("batch=")))):
+    for cards in (TWO_CARDS, (*EIGHT_LAYERS, *(word for word in NODES if not word.startswith("batch=")))):
         with pytest.raises(ValueError, match="runs_in=FSDP2: none of the schedules"):
-            advise_on([*machine, *words[-2:], "schedules=1f1b"], io.StringIO())
+            advise_on([*cards, *words[-2:], "schedules=1f1b"], io.StringIO())
 
 
 def test_the_longest_sequence_over_nodes_fits_and_a_longer_one_does_not():
@@ -127,3 +140,11 @@ def test_the_cheapest_rent_of_those_in_time():
     assert answer["cheapest"]["num_devices"] == 1
     assert advise_on([*words, f"deadline_days={between}"], io.StringIO())["cheapest"]["num_devices"] == 2
     assert advise_on([*words, "deadline_days=1e-6"], io.StringIO())["cheapest"] is None
+
+
+def test_a_part_of_the_nodes_is_spelled_without_a_word_that_no_run_reads():
+    """A run warned of the rent and of the domain in its own command."""
+    rented = replace(machine("16x_h100_sxm5_80gb"), price_usd_per_hour=48.0).with_devices(4)
+    assert spelled_machine(rented) == "cluster=16x_h100_sxm5_80gb ++cluster.num_devices=4"
+    wide = described("h100_sxm5_80gb", {"num_devices": "16", "devices_per_node": "16"}).machine
+    assert "++cluster.domain=0" in spelled_machine(wide)  # the usual nodes have domains of eight

@@ -149,6 +149,13 @@ def test_as_few_layers_run_again_as_there_is_room_for():
         assert found == (inf if best == inf else pytest.approx(best, rel=1e-5))
 
 
+@pytest.mark.parametrize("limit, fused", [(None, LAYERS), (250, 2), (100, 0)])
+def test_layers_of_a_fused_stage_run_forward_once(limit, fused):
+    """As many as have room with their weights, gradients and activations, 120 bytes each."""
+    found = step_of(bounds("roundpipe", limit=limit, recompute=("all",)))
+    assert found == pytest.approx(M * ((F + B) * LAYERS + R * (LAYERS - fused) + sum(HEAD)) / 2)
+
+
 def test_stages_that_stream_need_not_hold_anything():
     assert bounds("roundpipe", limit=100, recompute=("all",))[0].least_bytes(0) == 0
 

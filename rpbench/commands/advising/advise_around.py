@@ -138,12 +138,13 @@ def timed_again(
 
     A row that then does not fit, or whose order takes no microbatches of unequal lengths, moves to `left_out`.
     """
-    as_long = replace(model, seq_len=weighted(lengths))
+    as_long, word = replace(model, seq_len=weighted(lengths)), shlex.quote(f"workload.lengths={text}")
     names = ("ranking", "ranking_late")
-    for name in names:
-        for row in answer[name]:
-            row["command"] += " " + shlex.quote(f"workload.lengths={text}")
     rows = [row for name in names for row in answer[name]]
+    for row in rows:
+        row["command"] += f" {word}"
+        for key in ("export", "export_note"):
+            row[key] = row[key] and row[key].replace(" format=", f" {word} format=")
     commands = [row["command"] for row in rows]
     if len(rows) > 1 and hasattr(os, "fork"):
         with side_processes(usable_cores(), "fork") as pool:

@@ -39,7 +39,8 @@ from rpbench.workload.architecture import Architecture, model_keys
 
 
 def _values(given: Machine) -> dict[str, Any]:
-    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # rows have their own
+    others = ("ssd", "price_usd_per_hour")  # SSDs are a row's own words, and no run counts the rent
+    return {each.name: getattr(given, each.name) for each in fields(given) if each.name not in others}
 
 
 def spelled_model(given: Architecture) -> str:
@@ -57,6 +58,8 @@ def spelled_machine(given: Machine) -> str:
         base = given.name if devices_named(given.name) else f"{given.size}x_{given.gpu.name}"
     usual = machine(base)
     same = {"gpu", *(("devices_per_node", "domain") if given.num_nodes == usual.num_nodes == 1 else ())}
+    if given.num_nodes == 1 and min(usual.domain or given.size, given.size) == given.domain_devices:
+        same.add("domain")
     known = _values(usual)
     changed = {key: value for key, value in _values(given).items() if value != known[key] and key not in same}
     return spelled("cluster", base, changed)
@@ -221,16 +224,23 @@ def mesh_limits(
         except ValueError:
             continue
 
-        def held(value: int, space: Space = space) -> Any:
+        refusal: list[str] = []
+
+        def held(value: int, space: Space = space, refusal: list[str] = refusal) -> Any:
+            refusal.clear()
             own = replace(space, sequences=(1 if of_length else value,), alone=machine.num_nodes > 1)
             length, sequences = (value, batch) if of_length else (model.seq_len, value * machine.size)
             try:
                 found = search(Question(model, machine, software(DEFAULT), length, sequences), own, 1)
-            except (NothingFits, ValueError):
+            except NothingFits:
+                return None
+            except ValueError as error:
+                refusal.append(str(error))
                 return None
             return found.best[0]
 
-        yield largest(name, held, *_steps(question, longest))
+        found = largest(name, held, *_steps(question, longest))
+        yield found if found.value else replace(found, why="".join(refusal))  # of the smallest value that was tried
 
 
 def with_compositions(alone: Iterable[Limit], composed: Mapping[str, Limit]) -> Iterator[Limit]:

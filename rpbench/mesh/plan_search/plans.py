@@ -115,21 +115,29 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
             rows.append(np.column_stack([np.full(len(found), len(inners), np.int64), found]))
             inners.append(inner)
     if not rows:
+        sizes = f"no mesh of {devices} devices divides a global batch of {global_batch} and {layers} layers"
+        if global_batch % devices:
+            raise ValueError(f"{sizes}; take a batch that is a multiple of the devices")
+        widest = max(_tensors(own, machine, seq_len, space))
         raise ValueError(
-            f"no mesh of {devices} devices divides a global batch of {global_batch} and {layers} layers; "
-            "take a batch that is a multiple of the devices"
+            f"{sizes}, with these methods and tensor groups of at most {widest}; take a larger batch or further methods"
         )
     columns = np.concatenate(rows).T
     even = np.full(columns.shape[1], EVEN)
     return Plans(tuple(inners), _orders(space), *map(np.ascontiguousarray, (*columns, even)))
 
 
-def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[Inner]:
-    tensors = [
+def _tensors(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[int]:
+    """Sizes of tensor groups, which stay on fast links."""
+    return [
         t
         for t in _powers(min(space.max_tensor, machine.domain_devices))
         if seq_len % t == own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
     ]
+
+
+def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[Inner]:
+    tensors = _tensors(own, machine, seq_len, space)
     contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]
     total = own.experts.total if own.experts and space.cuts_experts else 1
     experts = [e for e in _powers(total) if total % e == 0]

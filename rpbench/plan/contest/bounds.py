@@ -232,7 +232,8 @@ class _Orders:
     def least_step(self) -> float:
         """A lower bound on the seconds of a step; infinite if nothing fits."""
         times = self.problem.times
-        again = sum(times.recompute) if self._recomputes <= {"all"} else 0
+        spared = self._most_fused if self.problem.entry.separate_cuts else 0
+        again = sum(sorted(times.recompute)[: len(times.recompute) - spared]) if self._recomputes <= {"all"} else 0
         heads = times.head_forward + times.head_backward
         each = float(sum(times.forward) + again + sum(times.backward) + heads) * self._hides
         together = step = self.num_microbatches * each / float(self._speeds.sum())
@@ -242,6 +243,15 @@ class _Orders:
             if self._has_one_stage_each and step < inf:
                 step = least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
         return step / times.units_per_second
+
+    @property
+    def _most_fused(self) -> int:
+        """The most layers of a fused stage, which never recompute, with the memory of its visit alone."""
+        own, limit = self._sizes.added_up, self.terms.limits.device_memory_bytes
+        each = min(size.weights + size.gradients + size.activations for size in own.layers)
+        if limit is None or not each:
+            return self.problem.num_layers
+        return min(self.problem.num_layers, max(0, limit - own.head.weights - own.head.gradients) // each)
 
     def least_bytes(self, moving: Analysis | None) -> int:
         """A lower bound on the bytes of the fullest device; `moving` has transfers that decide which bytes stay."""
