@@ -18,7 +18,7 @@ from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest import frame as frame_of
 from rpbench.plan.contest.contender import contender, space_of
-from rpbench.plan.contest.frame import Frames
+from rpbench.plan.contest.frame import Frames, posed
 from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import Search
 from rpbench.plan.contest.sketch import Sketcher
@@ -259,6 +259,23 @@ def test_a_sketch_of_steps_that_overlap_leaves_the_filling_out():
     found = sketcher.of(at)
     assert sketcher.overlaps(at)
     assert found.tokens_per_s == pytest.approx(M * 1024 / (M * 3 * (F + R + B)), rel=1e-3)
+
+
+@pytest.mark.parametrize("limit", [1_600_000_000, 1_700_000_000])
+def test_a_sketch_of_steps_that_overlap_recomputes_alike_in_all_of_them(limit):
+    """PipeDream-2BW's first step alone needs less memory, and would recompute less than it does in a row."""
+    case, who = small(limit, num_layers=12, num_devices=4, num_steps=6), contender("pipedream_2bw")
+    at = space_of(who, case).first.changed("recompute", "fitting")
+    sketcher = Sketcher(who, case, 5_000)
+    found = sketcher.of(at)
+    ends = []
+    for num_steps in (2, 3, 4):
+        problem = replace(posed(who, at, case, 1), num_steps=num_steps)
+        order = sketcher._order(at, problem, (4, 4))
+        ends.append(sketcher._climb(at, problem, found.cuts[:1], order).best_score)
+    steady = 1024 * 8 * problem.times.units_per_second / (ends[2] - ends[1])
+    assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1])
+    assert found.tokens_per_s == pytest.approx(steady)
 
 
 def test_all_cuts_of_replicas_compute_alike():

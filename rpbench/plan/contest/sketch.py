@@ -222,8 +222,7 @@ class Sketcher:
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
             fewer = replace(problem, num_steps=problem.num_steps - 1)  # without the fill, which counts if posed
-            order_of_fewer = self._order(setting, fewer, climbs[0].counts)
-            step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
+            step -= climbs[0].best_under(self._order(setting, fewer, climbs[0].counts))
             again = climbs[0].best.num_layers - climbs[0].best.num_layers_fused if setting.recompute == "all" else 0
             step = max(step, _turn(problem, again))  # the difference says too little where filling is long
         else:
