@@ -118,23 +118,27 @@ def test_the_pace_of_two_steps_is_the_second_and_of_more_the_middle_ones(monkeyp
 
 
 @pytest.mark.parametrize(
-    "asked, overlaps, posed, searching, ended",
+    "asked, overlaps, posed, few, searching, ended",
     [
-        (4, False, False, 2, 4),
-        (1, False, False, 1, 1),
-        (4, True, False, 6, 6),
-        (9, True, False, 9, 9),
-        (4, True, True, 4, 4),
+        (4, False, False, False, 2, 4),
+        (1, False, False, False, 1, 1),
+        (4, True, False, False, 6, 6),
+        (4, True, False, True, 12, 12),  # four microbatches a step on eight devices
+        (4, False, False, True, 2, 4),
+        (9, True, False, False, 9, 9),
+        (4, True, True, True, 4, 4),
     ],
 )
 def test_two_steps_are_timed_while_searching_and_of_steps_that_overlap_six_at_least(
-    asked, overlaps, posed, searching, ended
+    asked, overlaps, posed, few, searching, ended
 ):
     search = SimpleNamespace(
-        terms=SimpleNamespace(num_steps=asked, problem="posed" if posed else None),
+        terms=replace(terms_of_figure_10(num_steps=max(3, asked)), problem="posed" if posed else None),
         sketcher=SimpleNamespace(overlaps=lambda setting: overlaps),
     )
-    assert [Search._num_steps(search, None, all_steps=each) for each in (False, True)] == [searching, ended]
+    object.__setattr__(search.terms, "num_steps", asked)
+    at = SimpleNamespace(microbatch_sequences=16 if few else 8)
+    assert [Search._num_steps(search, at, all_steps=each) for each in (False, True)] == [searching, ended]
 
 
 def test_the_last_stage_alone_may_keep_its_activations():

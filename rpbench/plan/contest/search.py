@@ -245,8 +245,12 @@ class Search(Trials):
             of_chunks.setdefault(tried.setting.chunks_per_device, tried.setting)
         for setting in [*of_chunks.values()][: 1 if slow else None]:  # cuts of other contenders say little
             self._look_at_own_cuts(setting)
-        best = self.best().setting
-        return self._other_sizes(best) if self.best_pace() else best
+        best = self.best()
+        if best.timed.fits and self.sketcher.is_blind(best.setting):  # activations that stay may take time on a link
+            for recompute in self.space.dimensions["recompute"]:
+                self._look_at_cut(best.setting.changed("recompute", recompute), best.cut)
+        best = self.best()
+        return self._other_sizes(best.setting) if best.timed.fits else best.setting
 
     def _look_beside(self, begun: Setting, cut: Partition, enough: float) -> None:
         """Time other options with a cut until the pace is enough; each option until one of its values is no faster."""
