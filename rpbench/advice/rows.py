@@ -401,7 +401,7 @@ def command_of(plan: Tuned, terms: Terms) -> str:
         *(["cost.split_backward=true", "cost.fused_ahead=false"] if terms.source == "published" else []),
         f"num_devices={terms.num_devices}",
         f"num_microbatches={terms.num_microbatches(plan.setting.microbatch_sequences)}",
-        f"num_steps={terms.num_steps}",
+        f"num_steps={max(terms.num_steps, plan.num_steps)}",
         f"'partition=\"{plan.partition}\"'",
         "charge=bytes",
         "offload=auto",

@@ -71,7 +71,7 @@ def points_of(plan: Tuned, on: On, is_over: Callable[[], bool]) -> Iterator[Poin
     for count in sorted(on, reverse=True):
         terms = on[count]
         around = Around(plan, terms, count == max(on)) if isinstance(terms, Terms) else None
-        for size, recompute in product(sorted(own.microbatches), recomputes):
+        for size, recompute in product(sorted({*own.microbatches, plan.setting.microbatch_sequences}), recomputes):
             if around is None:
                 yield Point(count, size, recompute, why=str(terms))
             else:
@@ -159,7 +159,8 @@ class Around:
 
         Raises ValueError if the schedule does not take the setting.
         """
-        frame = self._frames.of(setting, cut, self.terms.num_steps)
+        steps = self.terms.num_steps * self.terms.steps_to_fill(setting.microbatch_sequences)
+        frame = self._frames.of(setting, cut, steps)
         try:
             frame.check(setting.recompute)
         except ValueError as error:

@@ -145,20 +145,19 @@ class _Needs:
         ways = np.array(sorted(_ways(num_layers, each), key=max))
         layers = np.zeros((len(ways), self._own.size), np.int64)
         layers[:, self._own] = ways[:, None]
-        found = [self._footprint.peaks(layers, layers, 0 * layers)]  # all recomputed
-        found.append(self._footprint.keeping(None).peaks(layers, layers))
-        for kept in product((False, True), repeat=each):
-            found.append(np.zeros_like(found[0]))
-            for first in (0, 1):  # every second device at a time, while the others keep one layer each
-                own, others = self._own[first::2], self._own[1 - first :: 2]
-                beside, keeps = layers.copy(), np.zeros_like(layers)
-                keeps[:, own] = kept
-                beside[:, others] = keeps[:, others] = np.arange(each) == 0
-                found[-1][:, first::2] = self._footprint.peaks(beside, beside, keeps * beside)[:, first::2]
-        least = np.min(found, axis=0)
+        recomputed = self._footprint.peaks(layers, layers, 0 * layers)
+        least = np.minimum(recomputed, self._footprint.keeping(None).peaks(layers, layers))
+        kept = np.array([*product((0, 1), repeat=each)])  # (choices, stages of one)
+        for first in (0, 1):  # every second device at a time, while the others keep one layer each
+            own, others = self._own[first::2], self._own[1 - first :: 2]
+            beside, keeps = layers.copy(), np.zeros((len(kept), *layers.shape), np.int64)
+            keeps[..., own] = kept[:, None, None]
+            beside[:, others] = keeps[..., others] = np.arange(each) == 0
+            found = self._footprint.peaks(beside, beside, keeps * beside)[..., first::2].min(axis=0)
+            least[:, first::2] = np.minimum(least[:, first::2], found)
         self.bytes.append(least.min(axis=0))
         self._ways.append(ways)
-        self._tables.append((found[0], least))
+        self._tables.append((recomputed, least))
 
     def cut(self, num_layers: int, held: int) -> tuple[int, ...]:
         """The layers of each stage, as even as possible within `held` bytes, with all recomputed if that is enough."""

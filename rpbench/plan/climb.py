@@ -91,19 +91,14 @@ class Climb:
         *,
         fitting: bool = False,
     ) -> None:
-        self._fitting = fitting
+        self._problem, self._fitting = problem, fitting
         self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
         self._separate = problem.entry.separate_cuts
         order = order or ClimbOrder(problem, self.counts)
         keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
         self.num_actions, self._num_ranks = graph.num_actions, problem.num_ranks
         self._keeps_last = keeps_last
-        self._batch = PlanBatch(
-            graph,
-            problem.times,
-            recompute_ahead=problem.recompute_ahead,
-            fused_ahead=problem.fused_ahead,
-        )
+        self._batch = self._batch_of(graph)
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory
         if self._memory is not None:
@@ -154,6 +149,21 @@ class Climb:
             return self._fitting
         row = self._plans[self._best][None, :]
         return bool((self._footprint.fitting(row, row, self._memory.limit_bytes) == row).all())
+
+    def _batch_of(self, graph: Graph) -> PlanBatch:
+        problem = self._problem
+        ahead = {"recompute_ahead": problem.recompute_ahead, "fused_ahead": problem.fused_ahead}
+        return PlanBatch(graph, problem.times, **ahead)
+
+    def best_under(self, order: ClimbOrder) -> float:
+        """The makespan of the best partition under another order, with the same layers recomputed."""
+        row, num_forward = self._plans[self._best][None, :], self.counts[0]
+        forward, backward = (row[:, :num_forward], row[:, num_forward:]) if self._separate else (row, row)
+        keeps = self._most(backward)
+        if self._fitting and self._memory is not None:
+            keeps = self._footprint.fitting(forward, backward, self._memory.limit_bytes)
+        self._tally.work += (BUILDING + 1) * order.graph.num_actions
+        return float(self._batch_of(order.graph).makespans(forward, backward, keeps)[0])
 
     def run(self, work: int, patience: int = PATIENCE) -> None:
         """Search until `work` more is done, or `patience` moves in a row bring no better plan."""

@@ -54,6 +54,17 @@ def test_a_look_near_a_plan_leaves_a_microbatch_size_that_is_slow_here(name, len
     assert looked(name, case, [plan]).best_pace() >= 0.9 * alone.timed.tokens_per_s
 
 
+def test_a_look_near_a_plan_tries_it_recomputed_where_activations_move():
+    """BPipe's activations go to another device and back, and take no time there if they are made again."""
+    case = small(sequences_per_step=16, microbatches=SIZES, num_devices=4)
+    lent = Search(contender("1f1b"), case, BUDGET, is_over=lambda: False)
+    lent.look()
+    plan = lent.best()
+    assert plan.setting.recompute == "fitting"
+    tried = looked("bpipe", case, [Known(plan.setting, plan.cut, plan.timed.tokens_per_s)]).tried
+    assert any(each.recompute == "all" and found.outcome for each, found in tried.items())
+
+
 def test_a_first_look_takes_more_stages_while_they_are_faster():
     search = looked("interleaved_1f1b", small(sequences_per_step=8, microbatches=(1,), num_layers=12))
     best = search.best()

@@ -18,7 +18,7 @@ from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest import frame as frame_of
 from rpbench.plan.contest.contender import contender, space_of
-from rpbench.plan.contest.frame import Frames
+from rpbench.plan.contest.frame import Frames, posed
 from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import Search
 from rpbench.plan.contest.sketch import Sketcher
@@ -118,23 +118,27 @@ def test_the_pace_of_two_steps_is_the_second_and_of_more_the_middle_ones(monkeyp
 
 
 @pytest.mark.parametrize(
-    "asked, overlaps, posed, searching, ended",
+    "asked, overlaps, posed, few, searching, ended",
     [
-        (4, False, False, 2, 4),
-        (1, False, False, 1, 1),
-        (4, True, False, 6, 6),
-        (9, True, False, 9, 9),
-        (4, True, True, 4, 4),
+        (4, False, False, False, 2, 4),
+        (1, False, False, False, 1, 1),
+        (4, True, False, False, 6, 6),
+        (4, True, False, True, 12, 12),  # four microbatches a step on eight devices
+        (4, False, False, True, 2, 4),
+        (9, True, False, False, 9, 9),
+        (4, True, True, True, 4, 4),
     ],
 )
 def test_two_steps_are_timed_while_searching_and_of_steps_that_overlap_six_at_least(
-    asked, overlaps, posed, searching, ended
+    asked, overlaps, posed, few, searching, ended
 ):
     search = SimpleNamespace(
-        terms=SimpleNamespace(num_steps=asked, problem="posed" if posed else None),
+        terms=replace(terms_of_figure_10(num_steps=max(3, asked)), problem="posed" if posed else None),
         sketcher=SimpleNamespace(overlaps=lambda setting: overlaps),
     )
-    assert [Search._num_steps(search, None, all_steps=each) for each in (False, True)] == [searching, ended]
+    object.__setattr__(search.terms, "num_steps", asked)
+    at = SimpleNamespace(microbatch_sequences=16 if few else 8)
+    assert [Search._num_steps(search, at, all_steps=each) for each in (False, True)] == [searching, ended]
 
 
 def test_the_last_stage_alone_may_keep_its_activations():
@@ -259,6 +263,23 @@ def test_a_sketch_of_steps_that_overlap_leaves_the_filling_out():
     found = sketcher.of(at)
     assert sketcher.overlaps(at)
     assert found.tokens_per_s == pytest.approx(M * 1024 / (M * 3 * (F + R + B)), rel=1e-3)
+
+
+@pytest.mark.parametrize("limit", [1_600_000_000, 1_700_000_000])
+def test_a_sketch_of_steps_that_overlap_recomputes_alike_in_all_of_them(limit):
+    """PipeDream-2BW's first step alone needs less memory, and would recompute less than it does in a row."""
+    case, who = small(limit, num_layers=12, num_devices=4, num_steps=6), contender("pipedream_2bw")
+    at = space_of(who, case).first.changed("recompute", "fitting")
+    sketcher = Sketcher(who, case, 5_000)
+    found = sketcher.of(at)
+    ends = []
+    for num_steps in (2, 3, 4):
+        problem = replace(posed(who, at, case, 1), num_steps=num_steps)
+        order = sketcher._order(at, problem, (4, 4))
+        ends.append(sketcher._climb(at, problem, found.cuts[:1], order).best_score)
+    steady = 1024 * 8 * problem.times.units_per_second / (ends[2] - ends[1])
+    assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1])
+    assert found.tokens_per_s == pytest.approx(steady)
 
 
 def test_all_cuts_of_replicas_compute_alike():

@@ -1,12 +1,14 @@
 """Spaces and terms of a contest: what a contender may choose, sizes of microbatches, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 from contest_terms import small, terms
 
-from rpbench.plan.contest.contender import Space, contender, contenders, space_of
+from rpbench.plan.contest.contender import Space, contender, contenders, space_of, terms_for
 from rpbench.plan.contest.plans import Budget
-from rpbench.plan.contest.search import tune
-from rpbench.plan.contest.terms import default_microbatches
+from rpbench.plan.contest.search import Search, tune
+from rpbench.plan.contest.terms import default_microbatches, few_microbatches
 
 
 def test_spaces_offer_what_a_schedule_declares():
@@ -19,6 +21,22 @@ def test_spaces_offer_what_a_schedule_declares():
     late = space_of(contender("roundpipe", late=True), case)
     assert ("asynchronous", True) in late.first.options
     assert not any("asynchronous" in name for name, _ in late.changes(late.first))
+
+
+@pytest.mark.parametrize("name", ["pipedream", "megatron_tp", "1f1b", "zero_3", "pipedream_2bw"])
+def test_fewer_microbatches_than_devices_are_for_those_that_fill_no_pipeline_in_a_step(name):
+    case, who = replace(terms(microbatches=(1, 2, 4, 8)), may_be_few=True), contender(name)
+    own = terms_for(who, case)
+    assert own.microbatches == ((1, 2, 4, 8, 16) if name in ("pipedream", "megatron_tp") else (1, 2, 4, 8))
+    assert terms_for(who, own) is own
+    assert Search(who, case, Budget(), is_over=lambda: False).terms == own
+    assert terms_for(who, terms(microbatches=(1, 2, 4, 8))).microbatches == (1, 2, 4, 8), "the sizes were given"
+    assert [few_microbatches(*each) for each in ((64, 8), (64, 1), (5, 8), (24, 8))] == [(16,), (), (), (6,)]
+
+
+@pytest.mark.parametrize("sequences, steps", [(4, 1), (8, 1), (16, 2), (32, 4), (64, 8)])
+def test_few_microbatches_fill_the_devices_in_several_steps(sequences, steps):
+    assert terms().steps_to_fill(sequences) == steps
 
 
 def test_every_schedule_has_a_space():

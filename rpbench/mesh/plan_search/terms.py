@@ -49,10 +49,11 @@ def terms_of(
         optimizer_traffic(setting_of(model, model.seq_len, basis) if source == "published" else setting(1)),
         num_devices,
         sequences_per_step,
-        tuple(microbatches if microbatches is not None else default_microbatches(sequences_per_step, num_devices)),
+        tuple(default_microbatches(sequences_per_step, num_devices) if microbatches is None else microbatches),
         num_steps,
         limits,
         source=source,
+        may_be_few=microbatches is None,
         sized=None if source == "published" else (lambda size: sizes_of(setting(size), round(size * model.seq_len))),
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rpbench import registry
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
-from rpbench.plan.contest.terms import Terms
+from rpbench.plan.contest.terms import Terms, few_microbatches
 from rpbench.registry import Entry
 
 PREFETCHES = (1, 2)
@@ -155,6 +155,14 @@ class Space:
 
     def _options(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         return ((name, values) for name, values in self.dimensions.items() if name.startswith(OPTION))
+
+
+def terms_for(contender: Contender, terms: Terms) -> Terms:
+    """The terms with a size of few microbatches too, if the contender fills no pipeline in every step."""
+    if not terms.may_be_few or not (contender.entry.steps_each_microbatch or contender.entry.tensor_parallel):
+        return terms
+    few = few_microbatches(terms.sequences_per_step, terms.num_devices)
+    return replace(terms, microbatches=(*terms.microbatches, *few), may_be_few=False)
 
 
 def space_of(contender: Contender, terms: Terms) -> Space:

@@ -12,18 +12,19 @@ Every contender has the same budget of timelines. With a time limit, recomputati
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
+from math import inf, isclose
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space
 from rpbench.plan.contest.frame import Frames, uncollected
-from rpbench.plan.contest.plans import NONE, PROVEN, Budget, Outcome, Tried, Tuned, beats, leaders, rank
+from rpbench.plan.contest.plans import NONE, PROVEN, TOLERANCE, Budget, Outcome, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart
 from rpbench.plan.contest.sketch import WORTH
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.contest.trials import FINALISTS, LACKS, RESERVED, Trials
+from rpbench.sim.metrics import rotation_of
 
 OWED = 0.02  # a setting whose sketch is faster by more is timed even after the time limit
 CLOSE = 0.02  # how far behind the best a plan may be that is timed with all steps at the end
@@ -200,9 +201,9 @@ class Search(Trials):
         self.frames.keep_only(best.setting, best.cut, num_steps)
 
     def settle(self) -> None:
-        """Time the best plan with all steps if time ended the search; without transfers the second is as any other."""
+        """Time the best plan with all steps if time ended the search, unless its second step is as any other."""
         best = self.best()
-        if self._final is None and best.timed.fits and has_transfers(self._frame(best.setting, best.cut).schedule):
+        if self._final is None and best.timed.fits and not self._is_steady(best):
             self._final = self._last(1)
 
     def plan(self) -> Tuned:
@@ -244,8 +245,12 @@ class Search(Trials):
             of_chunks.setdefault(tried.setting.chunks_per_device, tried.setting)
         for setting in [*of_chunks.values()][: 1 if slow else None]:  # cuts of other contenders say little
             self._look_at_own_cuts(setting)
-        best = self.best().setting
-        return self._other_sizes(best) if self.best_pace() else best
+        best = self.best()
+        if best.timed.fits and self.sketcher.is_blind(best.setting):  # activations that stay may take time on a link
+            for recompute in self.space.dimensions["recompute"]:
+                self._look_at_cut(best.setting.changed("recompute", recompute), best.cut)
+        best = self.best()
+        return self._other_sizes(best.setting) if best.timed.fits else best.setting
 
     def _look_beside(self, begun: Setting, cut: Partition, enough: float) -> None:
         """Time other options with a cut until the pace is enough; each option until one of its values is no faster."""
@@ -425,6 +430,19 @@ class Search(Trials):
             if not self.is_spent() and self._is_worth(each, best) and beats(self._look_at(each), self.tried[best]):
                 return self._descend(each)
         return None
+
+    def _is_steady(self, tried: Tried) -> bool:
+        """Whether all steps after the first are alike: nothing moves between them, or a third is as the second."""
+        graph, found = self._frame(tried.setting, tried.cut).graph, tried.timed
+        if not has_transfers(graph.schedule):
+            return True
+        if self.sketcher.overlaps(tried.setting) or rotation_of(graph.columns, graph.schedule.shape) > 1:
+            return False
+        with suppress(ValueError):  # an order that follows from times may differ in more steps
+            third = self.frames.of(tried.setting, tried.cut, 3).outcome(tried.cut, tried.setting.recompute)
+            kept = (third.peak_bytes, third.host_bytes) == (found.peak_bytes, found.host_bytes)
+            return kept and isclose(third.step_time_s, found.step_time_s, rel_tol=TOLERANCE)
+        return False
 
     def _last(self, most: int) -> Tried:
         """The best of the finalists, at most so many, each timed with all steps."""

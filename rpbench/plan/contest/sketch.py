@@ -211,7 +211,8 @@ class Sketcher:
             return Sketch((*even, *self._starts(counts)), pace, True)
         overlaps = self.overlaps(setting)
         if overlaps:
-            problem = replace(problem, num_steps=STEPS if self.terms.problem is None else STEPS_POSED)
+            to_fill = self.terms.steps_to_fill(setting.microbatch_sequences)
+            problem = replace(problem, num_steps=STEPS * to_fill if self.terms.problem is None else STEPS_POSED)
         climbs = self._climbs(setting, problem, counts)
         num = 1 if problem.entry.separate_cuts or self.terms.problem is not None else CUTS
         found = [cut for climb in climbs for cut in climb.leaders(num)]
@@ -221,9 +222,8 @@ class Sketcher:
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
-            fewer = replace(problem, num_steps=problem.num_steps - 1)  # without the fill, which counts if posed
-            order_of_fewer = self._order(setting, fewer, climbs[0].counts)
-            step -= self._climb(setting, fewer, [climbs[0].best], order_of_fewer).best_score
+            fewer = replace(problem, num_steps=problem.num_steps - to_fill)  # without the fill, which counts if posed
+            step = (step - climbs[0].best_under(self._order(setting, fewer, climbs[0].counts))) / to_fill
             again = climbs[0].best.num_layers - climbs[0].best.num_layers_fused if setting.recompute == "all" else 0
             step = max(step, _turn(problem, again))  # the difference says too little where filling is long
         else:

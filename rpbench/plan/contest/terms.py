@@ -52,6 +52,8 @@ class Terms:
     # setting makes its own
     problem: Problem | None = None
     starts: tuple[Partition, ...] = ()  # cuts that are always timed
+    # whether a contender that fills no pipeline in every step may have fewer microbatches than devices
+    may_be_few: bool = False
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
@@ -96,6 +98,10 @@ class Terms:
     def num_microbatches(self, sequences: float) -> int:
         return max(1, round(self.sequences_per_step / sequences))
 
+    def steps_to_fill(self, sequences: float) -> int:
+        """Steps until every device may have a microbatch of this size: 1 unless there are few of them."""
+        return -(-self.num_devices // self.num_microbatches(sequences))
+
 
 def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
     """Microbatch sizes that give each device 1 to `MOST_ON_A_DEVICE` microbatches, by factors of about two.
@@ -108,6 +114,13 @@ def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int
     several = [size for size in fitting if sequences_per_step // size >= num_devices]
     even = [size for size in several if sequences_per_step // size % num_devices == 0]
     return tuple(sorted({*_by_twos(several or fitting[:1]), *_by_twos(even)}))
+
+
+def few_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
+    """The first microbatch size of at least twice the largest usual one, if half of the devices have one."""
+    most = max(default_microbatches(sequences_per_step, num_devices))
+    larger = [size for size in divisors(sequences_per_step) if size >= 2 * most]
+    return tuple(size for size in larger[:1] if 2 * (sequences_per_step // size) >= num_devices)
 
 
 def _by_twos(sizes: Iterable[int]) -> list[int]:

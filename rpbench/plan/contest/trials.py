@@ -9,7 +9,7 @@ from typing import Any
 from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
-from rpbench.plan.contest.contender import Contender, Setting, Space, space_of
+from rpbench.plan.contest.contender import Contender, Setting, Space, space_of, terms_for
 from rpbench.plan.contest.frame import FRAME, Frame, Frames
 from rpbench.plan.contest.plans import PROVEN, Budget, Tried, beats
 from rpbench.plan.contest.sketch import WORTH, Sketcher
@@ -42,6 +42,7 @@ class Trials:
     ) -> None:
         if contender.entry.needs_costs and terms.problem is None:  # a posed problem makes few orders
             compile_orders()
+        terms = terms_for(contender, terms)
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
@@ -340,7 +341,8 @@ class Trials:
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
         asked = self.terms.num_steps
         if self.sketcher.overlaps(setting):  # the pace of a posed problem is that of the whole run
-            return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked)
+            to_fill = self.terms.steps_to_fill(setting.microbatch_sequences)
+            return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked) * to_fill
         return asked if all_steps else min(FEW_STEPS, asked)
 
     def _found(self) -> list[Tried]:
