@@ -158,7 +158,7 @@ class Space:
 
 
 def terms_for(contender: Contender, terms: Terms) -> Terms:
-    """The terms with a size of few microbatches too, if the contender fills no pipeline in every step."""
+    """The terms with sizes of few microbatches too, if the contender fills no pipeline in every step."""
     if not terms.may_be_few or not (contender.entry.steps_each_microbatch or contender.entry.tensor_parallel):
         return terms
     few = few_microbatches(terms.sequences_per_step, terms.num_devices)

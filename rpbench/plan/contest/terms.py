@@ -117,10 +117,9 @@ def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int
 
 
 def few_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
-    """The first microbatch size of at least twice the largest usual one, if half of the devices have one."""
+    """Microbatch sizes above the usual ones, by factors of about two, up to the whole step."""
     most = max(default_microbatches(sequences_per_step, num_devices))
-    larger = [size for size in divisors(sequences_per_step) if size >= 2 * most]
-    return tuple(size for size in larger[:1] if 2 * (sequences_per_step // size) >= num_devices)
+    return tuple(_by_twos([most, *(size for size in divisors(sequences_per_step) if size > most)])[1:])
 
 
 def _by_twos(sizes: Iterable[int]) -> list[int]:
