@@ -40,8 +40,7 @@ CUT_APART = 1.7  # times as long where the numbers of stages are open
 ONE_CLIMB = 0.01  # for moving single layers after it
 NEAR_PLANS = 0.04  # for one that begins near the plans of others and tries its own options there
 WEIGHING = 0.04  # for the least memory of one contender without a plan
-LEADING = 0.08  # for the search of the contender that leads after the looks
-ONE_TURN = 0.03  # for one turn of another search
+ONE_TURN = 0.03  # for one turn of a search
 BOUNDING = 0.05  # for the bounds of rows, which stay looser when it is over
 CHANGING = 0.06  # for what would change
 TURNS = 0.5  # of what the looks and the leader leave, for turns
@@ -166,7 +165,7 @@ class Share:
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
         self._able = [number for number in able if not self._is_too_much(number)]
         for number in self._able[:1]:  # the leader first
-            self._go_on(number, to_beat, min(LEADING * self._seconds, seconds), everywhere=False)
+            self._go_on(number, to_beat, min(ONE_TURN * self._seconds, seconds), everywhere=False)
         self._take_turns(self._able, to_beat, TURNS * (self._end - self.clock.spent))
         return leading(map(loan_of, self.searches.values()))
 
