@@ -36,6 +36,7 @@ from rpbench.side_processes import forks, inherited
 # Fractions of the time:
 LOOKING = 0.75  # for all first looks
 ONE_LOOK = 0.04  # for one of them
+SHORTEST = 0.6  # of these, at least, however long others took
 CUT_APART = 1.7  # times as long where the numbers of stages are open
 ONE_CLIMB = 0.01  # for moving single layers after it
 NEAR_PLANS = 0.04  # for one that begins near the plans of others and tries its own options there
@@ -132,7 +133,8 @@ class Share:
             spent, end = self.clock.spent, LOOKING * seconds
             fair = (1 if loans else FAIR) * (end - spent) / (len(numbers) + num_later - place)
             longer = CUT_APART if self.contenders[number].entry.separate_cuts else 1
-            self.clock.allow(spent + longer * min(fair, (NEAR_PLANS if loans else ONE_LOOK) * seconds))
+            most = (NEAR_PLANS if loans else ONE_LOOK) * seconds
+            self.clock.allow(spent + longer * min(max(fair, SHORTEST * most), most))  # the last ones too get a part
             found[number] = Glance(remark=OUT_OF_TIME) if spent > seconds else self._glance(number, loans)
         return found, self.clock.spent
 
