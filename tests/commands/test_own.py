@@ -381,14 +381,6 @@ def test_a_changed_shape_takes_the_time_of_one_that_nobody_measured():
     assert (longer.name, longer.published_name) == ("llama31_8b-seq_len-4096", "llama-3.1-8b")
 
 
-@pytest.mark.parametrize("cluster", ["8x_a800", "8x_h100", "8x_h200"])
-def test_published_timings_off_their_machine_are_refused(cluster, rpbench):
-    status, _, err = rpbench("cost=published", "model=qwen3_1p7b", f"cluster={cluster}")
-    assert status == 2
-    assert "RTX 4090" in err
-    assert "use cost=analytic" in err
-
-
 def test_sizes_come_from_the_cluster():
     assert load(["cluster=8x_h100", "cluster.num_devices=4"]).num_devices == 4
     assert load(["cluster=8x_h100", "num_devices=2"]).num_devices == 2

@@ -400,3 +400,11 @@ def test_a_list_keeps_to_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     assert dispatch(("list", "models")) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
+@pytest.mark.parametrize("cluster", ["8x_a800", "8x_h100", "8x_h200"])
+def test_published_timings_off_their_machine_are_refused(cluster, rpbench):
+    status, _, err = rpbench("cost=published", "model=qwen3_1p7b", f"cluster={cluster}")
+    assert status == 2
+    assert "RTX 4090" in err
+    assert "use cost=analytic" in err
