@@ -157,8 +157,7 @@ class Climb:
 
     def best_under(self, order: ClimbOrder) -> float:
         """The makespan of the best partition under another order, with the same layers recomputed."""
-        row, num_forward = self._plans[self._best][None, :], self.counts[0]
-        forward, backward = (row[:, :num_forward], row[:, num_forward:]) if self._separate else (row, row)
+        forward, backward = self._directions(self._plans[self._best][None, :])
         keeps = self._most(backward)
         if self._fitting and self._memory is not None:
             keeps = self._footprint.fitting(forward, backward, self._memory.limit_bytes)
@@ -227,8 +226,7 @@ class Climb:
         return improved
 
     def _score(self, rows: Ints) -> Floats:
-        num_forward = self.counts[0]
-        forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
+        forward, backward = self._directions(rows)
         scores = self._batch.makespans(forward, backward, self._most(backward))  # a lower bound where some recompute
         if self._memory is not None:
             close = scores <= self.best_score * (1 + SLACK)  # the other plans are dropped whatever they need
@@ -243,6 +241,10 @@ class Climb:
             worst = self._footprint.peaks(forward, backward, keeps).max(axis=1)
             scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / max(1, limit))
         return scores
+
+    def _directions(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The layers of forward and of backward stages."""
+        return (rows[:, : self.counts[0]], rows[:, self.counts[0] :]) if self._separate else (rows, rows)
 
     def _most(self, backward: Ints) -> Ints | None:
         """The most layers that may not be recomputed, (plans, backward stages); None: as times and sizes say."""

@@ -29,6 +29,7 @@ def test_fewer_microbatches_than_devices_are_for_those_that_fill_no_pipeline_in_
     own = terms_for(who, case)
     assert own.microbatches == ((1, 2, 4, 8, 16, 32, 64) if name in ("pipedream", "megatron_tp") else (1, 2, 4, 8))
     assert terms_for(who, own) is own
+    assert set(space_of(who, case).dimensions["microbatch_sequences"]) == set(own.microbatches)
     assert Search(who, case, Budget(), is_over=lambda: False).terms == own
     assert terms_for(who, terms(microbatches=(1, 2, 4, 8))).microbatches == (1, 2, 4, 8), "the sizes were given"
     few = [few_microbatches(*each) for each in ((64, 8), (64, 1), (5, 8), (24, 8))]

@@ -167,7 +167,7 @@ def terms_for(contender: Contender, terms: Terms) -> Terms:
 
 def space_of(contender: Contender, terms: Terms) -> Space:
     """The full space of a contender; settings that its order does not allow are refused when tried."""
-    entry = contender.entry
+    entry, terms = contender.entry, terms_for(contender, terms)
     sizes = sorted(terms.microbatches, key=lambda size: abs(terms.num_microbatches(size) - 2 * terms.num_devices))
     most = terms.num_microbatches(min(sizes))
     fixed = dict(contender.fixed)
